@@ -33,7 +33,7 @@ from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_step import HawkesSteps
 from fourpoint.models.path_counts import dapp_tables, excitation_tables, factors_of
 from fourpoint.models.time_pieces import baseline_cubics, pieces_of
-from fourpoint.ops import attention, excitation, recurrence
+from fourpoint.ops import attention, excitation, recurrence, smoothing, triggering
 from fourpoint.ops.ages import timeline
 from fourpoint.ops.fourier import Spectrum
 from fourpoint.streaming.bank import StreamBank
@@ -452,6 +452,61 @@ def deep_dapp_loss(monkeypatch: pytest.MonkeyPatch) -> Compared:
     return Compared(*found)
 
 
+def pairs(seed: int, events: int) -> tuple[triggering.Sources, triggering.Queries]:
+    """Clustered events with places and two features, asked for at themselves; some are tied."""
+    rng = np.random.default_rng(seed)
+    times = np.sort(rng.exponential(20.0, events).cumsum() % 300)
+    times[5:8] = times[5]
+    centre = rng.uniform(0, 50, (12, 2))
+    places = centre[rng.integers(0, 12, events)] + rng.standard_t(3, (events, 2))
+    delta = rng.exponential(0.4, events)
+    features = np.column_stack([delta, rng.normal(size=events)])
+    when, where, size, known = (torch.from_numpy(x) for x in (times, places, delta, features))
+    sources = triggering.Sources(when, where, size, known)
+    return sources, triggering.Queries(when, where, torch.arange(events))
+
+
+THETA = torch.tensor([0.02, 1.1, 0.01, -1.0, 0.9, 1.6, 1.3, -0.2], dtype=torch.float64)
+
+
+def by_theta(sums: Callable[[torch.Tensor], torch.Tensor]) -> Found:
+    """Sums at THETA, and the gradient of a weighted total of their logarithms."""
+    theta = THETA.clone().requires_grad_()
+    found = sums(theta)
+    weights = torch.linspace(0.5, 1.5, len(found), dtype=torch.float64)
+    (gradient,) = torch.autograd.grad((weights * (found + 1e-3).log()).sum(), theta)
+    return Found([found.detach()], [gradient])
+
+
+def trigger_pairs(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    monkeypatch.setattr(conditions, "TRIGGER_WORK", 0)
+    sources, queries = pairs(0, 300)
+    return Compared(
+        by_theta(lambda theta: triggering.trigger_sums(sources, queries, theta)),
+        by_theta(lambda theta: triggering.plain_trigger_sums(sources, queries, theta)),
+    )
+
+
+def trigger_groups(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    sources, queries = pairs(1, 1500)
+    floor = torch.full((1500,), 1e-3, dtype=torch.float64)
+    plan = triggering.Planned(sources, queries, THETA, floor)
+    assert plan.entries < 600  # of 750 events before on average
+    return Compared(
+        by_theta(plan),
+        by_theta(lambda theta: triggering.plain_trigger_sums(sources, queries, theta)),
+    )
+
+
+def smoothing_cells(monkeypatch: pytest.MonkeyPatch) -> Compared:
+    monkeypatch.setattr(conditions, "TRIGGER_WORK", 0)
+    sources, _ = pairs(2, 400)
+    assert sources.places is not None
+    given = (sources.places[:50], sources.places, 0.01 + sources.delta, sources.delta)
+    plain = smoothing.plain_smoothed(*given)
+    return Compared(Found([smoothing.smoothed(*given)], []), Found([plain], []))
+
+
 CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "dapp_loss": dapp_loss,
     "dapp_score": dapp_score,
@@ -464,6 +519,9 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Compared]] = {
     "hawkes_effects": hawkes_effects,
     "monitor": monitor,
     "decoding": decoding,
+    "triggering": trigger_pairs,
+    "trigger_tree": trigger_groups,
+    "smoothing": smoothing_cells,
     "attention": attended,
     "recurrence": recursion,
     "deep_dapp_rate": deep_dapp_rate,

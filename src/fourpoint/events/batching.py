@@ -53,6 +53,11 @@ class Batch:
     ``stop``, mark 0 and place 0.
 
     Construction overwrites whatever the padding held, so that a NaN there cannot reach a sum.
+
+    >>> import fourpoint as fp
+    >>> batch = fp.Sequence([0.5, 1.5], start=0.0, stop=2.0).batch()
+    >>> batch.times.tolist(), batch.valid.tolist()
+    ([[0.5, 1.5]], [[True, True]])
     """
 
     times: torch.Tensor  # (B, N) float64, the user's unit
@@ -138,12 +143,14 @@ class Batch:
         return replace(self, **{name: value.to(device) for name, value in held.items()})
 
 
-def pad(data: Dataset, rows: NDArray[np.int64]) -> Batch:
-    """The sequences of ``data`` at ``rows``, padded to one length."""
+def pad(data: Dataset, rows: NDArray[np.int64], columns: int = 0) -> Batch:
+    """The sequences of ``data`` at ``rows``, padded to one length, which is at least
+    ``columns``.
+    """
     import torch
 
-    lengths = data.lengths[rows]
-    column = np.arange(int(lengths.max(initial=0)))
+    lengths = data.offsets[rows + 1] - data.offsets[rows]
+    column = np.arange(int(lengths.max(initial=columns)))
     valid = column < lengths[:, None]
     flat = np.where(valid, data.offsets[rows][:, None] + column, 0)
     times = data.times[flat] if data.events else np.zeros(flat.shape)

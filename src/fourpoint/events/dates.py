@@ -100,6 +100,28 @@ def unit_for(seconds: float) -> str:
     )
 
 
+def span_words(length: float, unit: str, digits: int = 3) -> str:
+    """A length of time in the unit that suits it, where its ``unit`` is a known one.
+
+    >>> span_words(0.0006944, "days"), span_words(2.5, "rounds"), span_words(1.0, "hours")
+    ('1 minute', '2.5 rounds', '1 hour')
+    """
+    if unit not in SECONDS:
+        return f"{length:.{digits}g} {unit or 'units of time'}"
+    name = suiting_unit(length, unit)
+    number = f"{length * SECONDS[unit] / SECONDS[name]:.{digits}g}"
+    return f"{number} {name.removesuffix('s') if number == '1' else name}"
+
+
+def suiting_unit(length: float, unit: str) -> str:
+    """The longest of days, hours, minutes, seconds and milliseconds that a length of time has at
+    least one of, up to rounding.
+    """
+    total = length * SECONDS[unit]
+    names = ("days", "hours", "minutes", "seconds")
+    return next((name for name in names if total >= 0.999 * SECONDS[name]), "milliseconds")
+
+
 class Duration(NamedTuple):
     """A length of time: ``days`` of the calendar, and ``seconds`` of elapsed time."""
 

@@ -87,6 +87,8 @@ def dequantised_batch(
     """The same for a batch, whose timestamps are dates of whole days if ``ahead``; padding stays as
     it is.
     """
+    from fourpoint.events.draws import uniform_rows
+
     before = 0.0 if ahead else resolution / 2
     low = (batch.times - before).clamp(min=batch.start[:, None])
     high = (batch.times - before + resolution).clamp(max=batch.stop[:, None])
@@ -95,7 +97,7 @@ def dequantised_batch(
         earliest, latest = weight.around(batch.times)
         low = low.maximum(earliest)
         high = high.minimum(latest)
-    moved = batch.times.where(~batch.valid, low + (high - low) * _uniform(batch.times, random))
+    moved = batch.times.where(~batch.valid, low + (high - low) * uniform_rows(batch.times, random))
     return replace(batch, times=moved.sort(1).values)
 
 
@@ -107,16 +109,10 @@ def dequantised_gaps(
     """
     import torch
 
+    from fourpoint.events.draws import uniform_rows
+
     left = batch.edges[:, :-1]
     right = batch.edges[:, 1:]
-    shift = resolution * (_uniform(right, random) - 0.5)
+    shift = resolution * (uniform_rows(right, random) - 0.5)
     is_event = torch.arange(right.shape[1], device=right.device) < batch.lengths[:, None]
     return right.where(~is_event, left + (right - left + shift).abs())
-
-
-def _uniform(like: Tensor, random: torch.Generator) -> Tensor:
-    """Draws from U[0, 1), made where ``random`` lives."""
-    import torch
-
-    drawn = torch.rand(like.shape, generator=random, dtype=like.dtype, device=random.device)
-    return drawn.to(like)

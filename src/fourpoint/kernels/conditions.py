@@ -24,6 +24,8 @@ LONGEST = 2048  # events of a sequence; longer ones come in pieces, which need s
 EXCITATION_WORK = 2**19
 SMALLEST_TILE = 16  # rows and columns of a matrix product in Triton
 DEEP_FEATURES = 16  # of an elapsed time, one of them a 1 for the bias
+TRIGGER_WORK = 2**16  # pairs of a query and an event from which their sums are compiled
+TREE_WORK = 2**24  # pairs from which distant events are summed in groups
 LARGEST_INDEX = 2**31
 PATH_NUMBERS = 2**26  # in the tables of the sampler of DAPP's paths
 
@@ -203,3 +205,21 @@ def _elsewhere(tensor: Tensor, device: str) -> str | None:
 
 def _is(tensor: Tensor, kind: str) -> bool:
     return str(tensor.dtype) == f"torch.{kind}"
+
+
+def triggering(pairs: int, device: str) -> str | None:
+    """`TRIGGERING`: many pairs, on the CPU."""
+    if device != "cpu":
+        return f"tensors on {device}, not cpu"
+    if pairs < TRIGGER_WORK:
+        return f"{pairs:,} pairs, fewer than {TRIGGER_WORK:,}"
+    return None
+
+
+def trigger_tree(pairs: int, device: str) -> str | None:
+    """`TRIGGER_TREE`: very many pairs, on the CPU."""
+    if device != "cpu":
+        return f"tensors on {device}, not cpu"
+    if pairs < TREE_WORK:
+        return f"{pairs:,} pairs, fewer than {TREE_WORK:,}"
+    return None

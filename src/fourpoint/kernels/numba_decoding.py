@@ -64,7 +64,7 @@ def transport(
     """Predictions that minimise the expected transport distance, of forecasts ``first``,
     ``first + step``, ...
 
-    Arguments
+    Args:
         times, marks, offsets: events of path p of forecast r are those from
             ``offsets[r paths + p]`` on, in order of time.
         steps: predictions of a forecast, at most.

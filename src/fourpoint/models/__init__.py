@@ -10,17 +10,20 @@ from functools import partial
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
+from fourpoint.models.etas import ETAS
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.markov_modulated import MarkovModulated
 from fourpoint.models.modulated_hawkes import ModulatedHawkes
 from fourpoint.models.nhp import NHP
 from fourpoint.models.poisson import Poisson, SplinePoisson
+from fourpoint.models.power_law_hawkes import PowerLawHawkes
 from fourpoint.models.rmtpp import RMTPP
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
 from fourpoint.models.spatial.dapp import FORMER_VALUES as FORMER_SPATIAL_VALUES, SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
+from fourpoint.models.spatial.seismic_dapp import SeismicDAPP
 from fourpoint.models.thp import THP
 
 MODELS: dict[str, Callable[..., PointProcess]] = {
@@ -33,10 +36,13 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "odapp-paper-dot": partial(DAPP.paper, score="dot", keep=0.5),
     "odapp-paper-nn": partial(DAPP.paper, score="neural", keep=0.5),
     "spatial-dapp": SpatialDAPP,
+    "seismic-dapp": SeismicDAPP,
     "deep-dapp": DeepDAPP,
+    "etas": ETAS,
     "frailty": Frailty,
     "hawkes": Hawkes,
     "modulated-hawkes": ModulatedHawkes,
+    "power-law-hawkes": PowerLawHawkes,
     "markov-modulated": MarkovModulated,
     "spatial-hawkes": SpatialHawkes,
     "nhp": NHP,
@@ -47,8 +53,19 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
     "self-correcting": SelfCorrecting,
     "thp": THP,
 }
+"""The constructor of every model by its name on the command line.
+
+>>> import fourpoint as fp
+>>> model = fp.MODELS["hawkes"](marks=2)
+>>> type(model).__name__
+'Hawkes'
+"""
 
 # Names of settings and of their values by model, as earlier versions have them.
 FORMER_SETTINGS: dict[str, dict[str, str]] = {"deep-dapp": FORMER_DEEP_SETTINGS}
 FORMER_VALUES: dict[str, dict[str, dict[str, str]]] = {"spatial-dapp": FORMER_SPATIAL_VALUES}
 FORMER_NAMES = {"dapp-places": "spatial-dapp", "hawkes-places": "spatial-hawkes"}  # until 0.1
+CATALOGUE = (
+    "etas",
+    "seismic-dapp",
+)  # models of earthquake catalogues, whose columns are known by name

@@ -173,8 +173,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
     has_inverse: ClassVar[bool] = False  # `inverse` is implemented
     has_attention: ClassVar[bool] = False  # `attended` is implemented
     fits_in_closed_form: ClassVar[bool] = False  # `maximum_likelihood` is implemented
-    draws_places: ClassVar[bool] = False  # `draw_places` is implemented
-    draws_clusters: ClassVar[bool] = False  # `draw_clusters` is implemented
+    draws_places: bool = False  # `draw_places` is implemented
+    draws_clusters: bool = False  # `draw_clusters` is implemented
     sums_over_marks: ClassVar[bool] = False  # total rates without forming the rate of every mark
     early_nodes: ClassVar[bool] = False  # nodes of the training loss lie closer soon after events
     scored_by_kernels: ClassVar[bool] = False  # compiled loops do most of an evaluation on a CPU
@@ -534,6 +534,12 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """Fit without gradient steps, for models with ``fits_in_closed_form``."""
         raise NotImplementedError(f"{type(self).__name__} is fitted by gradient steps")
 
+    def keep_best(self, dev: Dataset) -> list[str]:
+        """After :meth:`maximum_likelihood`: of the models that it went through, keep the one with
+        the highest log-likelihood on ``dev``; one line for each choice.
+        """
+        return []
+
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
     ) -> Float[Tensor, " B"] | None:
@@ -786,7 +792,10 @@ def space_without_places(marks: MarkSpace | int | Sequence[str] | None, model: s
 def box_of(marks: MarkSpace, model: str) -> Box:
     """The box of a model that needs one."""
     if marks.box is None:
-        remedy = f"Read the events with place=, or use {model.removeprefix('spatial-')}."
+        in_time = model.removeprefix("spatial-")
+        remedy = "Read the events with place=."
+        if in_time != model:
+            remedy = f"Read the events with place=, or use {in_time}."
         raise UserError(f"events with places for {model}", f"{marks}", remedy)
     return marks.box
 

@@ -78,7 +78,7 @@ def parted(values: Float[Tensor, "... R"], marks: int) -> BaselineValues:
 class Baseline(nn.Module):
     """Base rate and drift of ``marks`` marks.
 
-    Arguments
+    Args:
         base: "constant" or "spline", or "auto" until :meth:`build` is called.
         drift: "none" or "spline", or "auto" until then.
         inside: whether there is a part inside the link.

@@ -69,7 +69,7 @@ from fourpoint.ops.scores import Projection, scores
 class DAPP(PointProcess[DAPPHistory]):
     """Deep attention point process.
 
-    Arguments
+    Args:
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         heads: K, the number of attention heads.
         features: D, modes drawn from the spectrum for every minibatch in training.

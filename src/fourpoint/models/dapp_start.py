@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Dataset, MarkSpace
+from fourpoint.events.dates import span_words
 from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
@@ -145,7 +146,7 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
         model.effects.weight.copy_(torch.from_numpy(fitted.weight).repeat(1, 2))
         model.rate_ratios = fitted.rate_ratios
     model.rate.start_at((rates * scale).to(model.readout))
-    return [*notes, f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+    return [*notes, f"time scale: {span_words(scale, data.unit)} (the mean gap)"]
 
 
 @torch.no_grad()

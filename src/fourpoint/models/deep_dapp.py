@@ -78,7 +78,7 @@ PANEL = 3.0  # of the elapsed time, which a panel of 16 nodes may cover
 class DeepDAPP(NarrowPeaks[DeepHistory]):
     """Deep DAPP.
 
-    Arguments
+    Args:
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         layers, width: L layers on tokens of H numbers.
         modes: J modes per layer.

@@ -86,7 +86,7 @@ MOST_INTERVALS = 26
 class EffectsSpec:
     """Which effects a model has, as JSON can hold it.
 
-    Arguments
+    Args:
         calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour, trend,
             holidays:COUNTRY.
         zone: the time zone of local time; None: time as it is written.

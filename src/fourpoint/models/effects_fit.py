@@ -214,15 +214,14 @@ def sequence_scores(
     factor: Float[ndarray, " S"],
 ) -> Float[ndarray, "S P"]:
     """The gradient of every sequence's log-likelihood in (level, weights), all marks pooled, with
-    these factors of its rate; nodes that sequences share are not told apart, so that there must be
-    covariates.
+    these factors of its rate.
     """
     context = Context() if data.context is None else data.context
     row = np.repeat(np.arange(len(data)), data.lengths)
     kept = np.flatnonzero(data.scored)
     scores = np.zeros((len(data), len(theta)))
     np.add.at(scores, row[kept], _rows(effects, context, data.times[kept], row[kept]))
-    times, weights, owner = integral_nodes(data, effects, factor)
+    times, weights, owner = integral_nodes(data, effects, factor, shared=False)
     nodes = _rows(effects, context, times, owner)
     mass = weights * np.exp(np.minimum(nodes @ theta, 700.0))
     np.add.at(scores, owner, -mass[:, None] * nodes)
@@ -270,19 +269,21 @@ def _rows(
 
 
 def integral_nodes(
-    data: Dataset, effects: Effects, multiple: Float[ndarray, " S"] | None = None
+    data: Dataset,
+    effects: Effects,
+    multiple: Float[ndarray, " S"] | None = None,
+    *,
+    shared: bool = True,
 ) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray]:
     """Times, weights and sequences of the nodes of the integral over scored, exposed time.
 
-    Sequences with the same origin and without covariates share their nodes.
+    Sequences with the same origin and the same covariates share their nodes, unless not ``shared``.
     """
     context = data.context
     left, right, factor, owner = exposed_segments(data)
     if multiple is not None:
         factor = factor * multiple[owner]
-    group = np.arange(len(data))
-    if context is None or (context.covariates is None and _one(context.origin)):
-        group = np.zeros(len(data), dtype=np.int64)
+    group = _alike(data) if shared else np.arange(len(data))
     times, weights, rows = [], [], []
     x, w = (part.numpy() for part in gauss_legendre(NODES))
     # Segments of the sequences of a group are added up before nodes are placed.
@@ -335,8 +336,22 @@ def exposed_segments(
     return left[full], right[full], steps.values[full, 0], row[full]
 
 
-def _one(origin: ndarray | None) -> bool:
-    return origin is None or len(origin) == 0 or bool(np.all(origin == origin[0]))
+def _alike(data: Dataset) -> NDArray[np.int64]:
+    """A number for each sequence, the same for those with the same origin and covariates."""
+    context = data.context
+    if context is None:
+        return np.zeros(len(data), dtype=np.int64)
+    numbers: dict[tuple[float, bytes, bytes], int] = {}
+    found = np.empty(len(data), dtype=np.int64)
+    steps = context.covariates
+    for i in range(len(data)):
+        origin = 0.0 if context.origin is None else float(context.origin[i])
+        times, values = b"", b""
+        if steps is not None:
+            own = steps.row(i)
+            times, values = steps.times[own].tobytes(), steps.values[own].tobytes()
+        found[i] = numbers.setdefault((origin, times, values), len(numbers))
+    return found
 
 
 def _fit_cuts(

@@ -84,7 +84,7 @@ class HawkesHistory(History):
 class Hawkes(PointProcess[HawkesHistory]):
     """Exponential Hawkes process, whose J decays all pairs of types share.
 
-    Arguments
+    Args:
         marks: the mark space.
         baseline: mu in events per unit of time, one number or one per type.
         branching: alpha, the offspring of one event: one number, shared out evenly over types and

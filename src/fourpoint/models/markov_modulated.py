@@ -97,7 +97,7 @@ class _Timeline:
 class MarkovModulated(PointProcess[ChainHistory]):
     """A Poisson process with calendar and covariates, times a level that is a hidden Markov chain.
 
-    Arguments
+    Args:
         states: levels of the chain.
         block: how long a state lasts at least, in seconds with a calendar, else in the data's unit
             of time; None: chosen from the data, an hour where that holds an event on average.

@@ -67,7 +67,7 @@ class NHPHistory(History):
 class NHP(PointProcess[NHPHistory]):
     """Neural Hawkes process.
 
-    Arguments
+    Args:
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         hidden: H, the number of cells.
         embedding: numbers that stand for a mark.

@@ -62,7 +62,7 @@ class Modes:
     """The modes of a linear DAPP with a constant value for each mark, per unit of the user's time:
     what a kernel needs to know of its attention.
 
-    Arguments
+    Args:
         spectrum: of the evaluation.
         values: v_kn, what an event of type n adds to head k, (M, K).
         readout: r_km, (K, M).

@@ -77,7 +77,7 @@ def march(
     """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop``
     (which may be infinite).
 
-    Arguments
+    Args:
         rates: ``rates(times)`` are the intensities per mark, at ``start`` those just after it.
         width: a typical time until the next event; a compensator that has not reached its target
             after FAR of these never will.

@@ -30,7 +30,7 @@ def features_needed(
 
         D = 4 (d + 2) / e^2 log( (48 R sigma / e)^2 / p )
 
-    Arguments
+    Args:
         error: e, the largest error allowed; the kernel itself lies between -1 and 1.
         radius: R, of the ball that holds all events; for times on a window of length T it is T / 2.
         sigma: root of the mean of |W_u' omega|^2, in radians per unit of ``radius``.

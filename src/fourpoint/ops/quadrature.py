@@ -43,12 +43,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from fourpoint.events.draws import uniform_rows
+
 MOST, SPLITS = 64, 12  # nodes of an interval before it is cut, and how often that may be
 WORK, MOST_WORK = 2560, 2**24  # times at which rates are asked for: per interval, and in all
 FREE_WORK, FREE_WORK_EACH = 2**14, 128  # what is allowed in any case, in all and per interval
 TIMES = 2**18  # at which rates are asked for at once, so that memory does not grow with the pieces
 ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of eps
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
+LEFT_LIMIT = 2.0**-31  # of an interval, before its end, where the limit from the left is looked at
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
 CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
@@ -119,9 +122,7 @@ def uniform(
     linear trend makes at neighbouring nodes cancel, so that the standard error is a fraction of
     that of independent draws.
     """
-    one = torch.rand(*like.shape, 1, generator=random, dtype=like.dtype, device=random.device).to(
-        like.device
-    )
+    one = uniform_rows(like, random)[..., None]
     return torch.where(torch.arange(nodes, device=like.device) % 2 == 0, one, 1 - one)
 
 
@@ -153,7 +154,7 @@ def integrate(
     """The integral of ``rate`` over every [a, b] in float64, and an upper estimate of the error of
     each.
 
-    Arguments
+    Args:
         rate: ``rate(times (B, H, Q), which (B, H))`` at times of the intervals ``which``, in the
             dtype
             in which it was computed: that decides the rounding error.
@@ -360,7 +361,8 @@ def _refining(
     one.
     """
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
-    last = torch.maximum(torch.nextafter(b, a), a)  # a rate may jump at b
+    # A rate may jump at b, and may round times: seconds since 1970 have a resolution of 2.4e-7 s.
+    last = torch.minimum(torch.nextafter(b, a), b - LEFT_LIMIT * (b - a)).maximum(a)
     begun = yield torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()

@@ -95,7 +95,7 @@ def thin(
 ) -> Round:
     """Open one window at ``a`` in every path and look at up to ``candidates`` points in it.
 
-    Arguments
+    Args:
         rates: intensities per mark at (B, Q) times; seen from the past at ``a``, with no event
             since.
         bound: ``bound(a, b)``, a constant above the total rate on [a, b].

@@ -3,7 +3,8 @@
 Every function draws into ``ax``, or into a new figure where it is None, and returns the Axes. They
 share one style, :data:`LOOK`: a light background, a faint grid, eight colours that colour-blind
 readers can tell apart (after Okabe and Ito), and names beside the lines rather than in a legend.
-:data:`DARK` gives the counterpart of each colour on a dark background.
+:data:`DARK` gives the counterpart of each colour on a dark background, and :func:`plot_style`
+chooses letters, lines and sizes for papers or slides.
 
     intensity_plot        lambda(t), with the events as ticks below
     kernel_plot           kappa(d) against the lag d, one line per head
@@ -18,12 +19,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.events import UserError
+from fourpoint.events.dates import SECONDS
 from fourpoint.sanitising import plot_name, plot_text
 
 if TYPE_CHECKING:
@@ -75,6 +78,60 @@ LOOK: Mapping[str, Any] = {
 }
 
 
+Style = Literal["screen", "paper", "slides"]
+# What differs from LOOK, and the width in inches of a new figure with its least height.
+STYLES: Mapping[Style, Mapping[str, Any]] = {
+    "screen": {},
+    "paper": {
+        "font.family": "serif",
+        "font.serif": ["Times New Roman", "Nimbus Roman", "Liberation Serif", "DejaVu Serif"],
+        "mathtext.fontset": "stix",
+        "font.size": 8,
+        "axes.labelsize": 8,
+        "axes.titlesize": 8.5,
+        "lines.linewidth": 1.1,
+        "savefig.dpi": 300,
+        "pdf.fonttype": 42,
+    },
+    "slides": {
+        "font.size": 17,
+        "axes.labelsize": 17,
+        "axes.titlesize": 20,
+        "axes.linewidth": 1.2,
+        "lines.linewidth": 3.0,
+        "xtick.major.size": 5,
+    },
+}
+SIZES: Mapping[Style, tuple[float, float]] = {"paper": (3.4, 2.3), "slides": (11.0, 5.4)}
+_style: ContextVar[Style] = ContextVar("style", default="screen")
+
+
+@contextmanager
+def plot_style(style: Style) -> Iterator[None]:
+    """Draw all plots of this package inside this block in one style.
+
+    Args:
+        style: "paper" (a column of 3.4 inches, serif letters of 8 points, fonts embedded in PDF),
+            "slides" (11 inches, letters of 17 points, thick lines) or "screen", the default.
+
+    Raises :class:`UserError` for another name.
+
+    >>> with plot_style("paper"):
+    ...     ax = learning_curve_plot([0, 100], [-2.0, -1.5], [-2.1, -1.7])
+    >>> float(ax.figure.get_size_inches()[0]), ax.xaxis.label.get_size()
+    (3.4, 8.0)
+    """
+    if style not in STYLES:
+        known = ", ".join(STYLES)
+        raise UserError(f"a style among {known}", f"{style!r}", "Choose one of them.")
+    before = _style.set(style)
+    try:
+        with look():
+            yield
+    finally:
+        _style.reset(before)
+
+
 @contextmanager
 def look() -> Iterator[None]:
     """Draw in the style of this package inside this block.
@@ -84,7 +141,7 @@ def look() -> Iterator[None]:
     """
     import matplotlib
 
-    settings: dict[Any, Any] = dict(LOOK)
+    settings: dict[Any, Any] = {**LOOK, **STYLES[_style.get()]}
     with matplotlib.rc_context(settings):
         yield
 
@@ -117,6 +174,7 @@ def intensity_plot(
     band: tuple[ArrayLike, ArrayLike] | None = None,
     stacked: bool = False,
     unit: str = "",
+    dates: Dates | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """The rate over time, with the events as ticks below.
@@ -125,7 +183,8 @@ def intensity_plot(
     ``unit``, as lines or, with ``stacked``, as areas that add up to the total; ``events`` (N,) with
     ``event_marks`` (N,) in 0..M-1 get one row of ticks per mark. ``truth`` (Q,) is a dashed line
     called ``truth_name``; ``window`` shades a stretch, a forecast's say; ``band`` are lower and
-    upper limits in the shape of ``rate``, shaded around it. Fails where lengths differ.
+    upper limits in the shape of ``rate``, shaded around it. With ``dates`` the axis shows them.
+    Fails where lengths differ.
 
     >>> t = np.linspace(0, 24, 97)
     >>> ax = intensity_plot(t, 2 + np.sin(t), events=[1.0, 5.5], unit="h")
@@ -162,7 +221,7 @@ def intensity_plot(
         top = 1.06 * max(highest, 1e-12)
         _event_rows(ax, e, marks, rows if len(e) or names else 0, top, shades, names)
         ax.set_xlim(t[0], t[-1])
-        ax.set_xlabel(time_label(unit))
+        label_time(ax, unit, dates)
         low, high = ax.get_ylim()
         middle = 1 - 0.5 * high / (high - low)  # of the part above the ticks of events
         ax.set_ylabel(rate_label(unit), y=middle)
@@ -444,9 +503,12 @@ def gains_plot(
 
 
 def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
-    """``ax``, or the axes of a new figure with this size in inches."""
+    """``ax``, or the axes of a new figure with this size in inches, or that of the style."""
     if ax is not None:
         return ax
+    if _style.get() in SIZES:
+        wide, least = SIZES[_style.get()]
+        width, height = wide, max(least, wide * height / width)
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
@@ -481,8 +543,21 @@ def label_time(ax: Axes, unit: str, dates: Dates | None) -> None:
 
 
 def rate_label(unit: str) -> str:
-    """The label of an axis of rates."""
-    return f"rate (events per {plot_name(unit or ANY_UNIT)})"
+    """The label of an axis of rates.
+
+    >>> rate_label("hours"), rate_label("h")
+    ('rate (events per hour)', 'rate (events per h)')
+    """
+    return f"rate (events per {plot_name(singular(unit or ANY_UNIT))})"
+
+
+def singular(unit: str) -> str:
+    """One unit of time: "hour" for "hours".
+
+    >>> singular("days"), singular("ms")
+    ('day', 'ms')
+    """
+    return unit.removesuffix("s") if unit in SECONDS else unit
 
 
 def _vector(values: ArrayLike) -> NDArray[np.float64]:

@@ -25,7 +25,6 @@ from fourpoint.plots.charts import (
     look,
     mark_ids,
     rate_label,
-    time_label,
 )
 from fourpoint.sanitising import plot_text
 
@@ -118,10 +117,11 @@ def counts_plot(
     *,
     truth: ArrayLike | None = None,
     unit: str = "",
+    dates: Dates | None = None,
     ax: Axes | None = None,
 ) -> Axes:
     """Expected counts in W windows between W + 1 ``edges``, with intervals, and what happened where
-    ``truth`` is known.
+    ``truth`` is known. With ``dates`` the axis shows them.
 
     >>> ax = counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], truth=[2, 5])
     >>> ax.get_ylabel()
@@ -134,8 +134,10 @@ def counts_plot(
         ax.bar(middle, m, width=0.8 * np.diff(x), color=COLOURS[1], alpha=0.35, lw=0)
         ax.vlines(middle, lo, hi, color=COLOURS[1], lw=2)
         if truth is not None:
-            ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=5)
-        ax.set_xlabel(time_label(unit))
+            size = 5 if len(middle) <= 40 else 2.5
+            ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=size)
+        ax.set_xlim(x[0], x[-1])
+        label_time(ax, unit, dates)
         ax.set_ylabel("events in the window")
     return ax
 

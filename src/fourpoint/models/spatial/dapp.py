@@ -167,7 +167,7 @@ NUMBERS = 2**18  # held at once while a rule over the box is applied without gra
 class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     """Deep attention point process for events with places.
 
-    Arguments
+    Args:
         marks: the mark space of the data (`data.marks`), with a box of one to three axes.
         heads: K, each with its own decay in time and its own spectrum in space.
         frequencies: the highest number of sinusoids along an axis; None: 16, 8 or 4 in one, two or

@@ -84,18 +84,23 @@ class Clusters(NamedTuple):
     time: Float[Tensor, " E"]
     mark: Int[Tensor, " E"]
     place: Float[Tensor, "E k"]
+    features: Float[Tensor, "E F"] | None = None
 
     @staticmethod
     def joined(parts: list[Clusters]) -> Clusters:
-        """All of them."""
-        return Clusters(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        """All of them, with features if all parts have some."""
+        columns = zip(*(part[:4] for part in parts), strict=True)
+        features = [part.features for part in parts if part.features is not None]
+        every = torch.cat(features) if features and len(features) == len(parts) else None
+        row, time, mark, place = (torch.cat(column) for column in columns)
+        return Clusters(row, time, mark, place, every)
 
 
 class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     """Exponential Hawkes process whose events trigger others around them, normally distributed in
     space.
 
-    Arguments
+    Args:
         marks: a mark space with a box.
         baseline: mu, events per unit of time in the whole box, one number per type or for all.
         branching: alpha, the offspring of one event before any is lost outside, shared out evenly

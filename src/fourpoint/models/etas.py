@@ -1,0 +1,988 @@
+r"""ETAS, the epidemic-type aftershock sequence: every earthquake triggers others, the more the
+larger it is.
+
+    lambda(t, x) = mu(x) + sum_{t_i < t} K exp(alpha (m_i - m_c)) g(t - t_i) f(x - x_i; m_i)
+    g(s) = (p - 1) c^(p-1) (s + c)^-p                                      Omori-Utsu decay
+    f(r; m) = (q - 1) / (pi D) (1 + r^2 / D)^-q,   D = d^2 exp(gamma (m - m_c))
+
+g and f are densities, so that K is the mean number of direct offspring of an event of magnitude
+m_c, anywhere and at any later time. With a taper g has the factor exp(-s / tau) and is normalised
+again. The rate is that inside a region: a box or a polygon in km. What an event would trigger
+outside is not observed; its rate inside is f whatever lies beyond. Integrals over the region are
+sums over its edges (`ops.regions`). The background is uniform, or a mixture of a uniform density
+and normal densities around training events, each with the distance to a near neighbour as its
+bandwidth and the probability that the event is background as its weight.
+
+Without places the process is the temporal ETAS model, mu + sum_i K exp(alpha (m_i - m_c)) g(t -
+t_i), with a state of constant size: g is a mixture of exponentials (`ops.omori`).
+
+Magnitudes are an event feature called magnitude, mag or m, or the first one; m_c is the smallest in
+the training data. Further features scale what an event triggers as well.
+
+Sources: Ogata, "Space-time point-process models for earthquake occurrences" (1998); Zhuang, Ogata
+and Vere-Jones, "Stochastic declustering of space-time earthquake occurrences" (2002).
+
+Axes: B sequences, P positions, N events, J exponentials, F features, S sources of the background.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.models.base import History, PointProcess, place_or_nothing, places_of
+from fourpoint.models.event_features import EventFeatures, EventFeaturesSpec
+from fourpoint.models.spatial.cells import Cells
+from fourpoint.models.spatial.hawkes import Clusters
+from fourpoint.ops import omori, regions
+from fourpoint.ops.recurrence import recur
+from fourpoint.ops.smoothing import smoothed
+from fourpoint.ops.triggering import Queries, Sources, trigger_sums
+
+MAGNITUDES = ("magnitude", "mag", "m")  # names of the feature that is the magnitude
+QUANTILES = 1000  # magnitudes of a Gutenberg-Richter law that simulations draw from
+EXPLODED = 10**5  # events of a simulated path that count as explosive
+Shape = Literal["uniform", "kernel"]
+
+
+class Strengths(NamedTuple):
+    """The parameters as they enter the rate: events, the unit of time, and km."""
+
+    background: Float[Tensor, " A"]  # events per unit of time: uniform, and by kernels
+    productivity: Float[Tensor, ""]  # offspring of an event with the mean features of training
+    c: Float[Tensor, ""]
+    p: Float[Tensor, ""]
+    taper: Float[Tensor, ""] | None
+    log_width: Float[Tensor, ""]  # log d^2
+    gamma: Float[Tensor, ""]
+    q: Float[Tensor, ""]
+    weight: Float[Tensor, " F"]  # of the standardised features
+
+    def theta(self) -> Float[Tensor, " T"]:
+        """As `ops.triggering` takes them."""
+        omega = torch.zeros_like(self.c) if self.taper is None else 1 / self.taper
+        scalars = (self.c, self.p, omega, self.log_width, self.gamma, self.q)
+        return torch.cat([torch.stack(scalars), self.weight])
+
+    def log_factor(self, spatial: bool) -> Float[Tensor, ""]:
+        """What the sums of `ops.triggering` are multiplied by, as a logarithm."""
+        logs = self.productivity.log() + omori.log_normaliser(self.p, self.c, self.taper)
+        return logs + ((self.q - 1) / math.pi).log() if spatial else logs
+
+
+@dataclass(frozen=True)
+class ETASHistory(History):
+    """Positions with states of exponentials, and the events, where the model has places."""
+
+    states: Float[Tensor, "B P J"]
+    when: Float[Tensor, "B N"]
+    features: Float[Tensor, "B N F"]  # standardised
+    delta: Float[Tensor, "B N"]  # magnitude above m_c
+    places: Float[Tensor, "B N 2"] | None
+
+    def latest(self) -> ETASHistory:
+        """The last position; all events where there are places."""
+        if self.places is not None:
+            return self
+        row = torch.arange(len(self.start))
+        none = self.when[:, :0]
+        return replace(
+            self,
+            times=self.times[row, self.lengths][:, None],
+            lengths=torch.zeros_like(self.lengths),
+            states=self.states[row, self.lengths][:, None],
+            when=none,
+            features=self.features[:, :0],
+            delta=none,
+        )
+
+    def at_positions(
+        self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]
+    ) -> ETASHistory | None:
+        """R positions as rows of one position each, without places."""
+        if self.places is not None:
+            return None
+        none = self.when[rows, :0]
+        return ETASHistory(
+            self.times[rows, positions][:, None],
+            self.start[rows],
+            torch.zeros_like(positions),
+            self.states[rows, positions][:, None],
+            none,
+            self.features[rows, :0],
+            none,
+            None,
+        )
+
+
+class ETAS(PointProcess[ETASHistory]):
+    """Epidemic-type aftershock sequence, in time, or in time and space where the marks have a box.
+
+    Arguments
+        marks: a mark space of one type; its box, in km, is the region that was observed.
+        baseline: mu, events per unit of time in the whole region.
+        productivity: K, mean number of direct offspring of an event of magnitude m_c.
+        alpha: of magnitudes in the productivity.
+        c: in the unit of time, and p: of the Omori-Utsu decay; p > 1 unless there is a taper.
+        taper: tau in the unit of time, to begin with; None for no taper.
+        distance: d in km; q > 1 and gamma: of the spatial kernel.
+        mc: m_c; None for the smallest magnitude of the training data.
+        b: the b-value of the Gutenberg-Richter law above m_c that simulated magnitudes follow;
+            None: they are drawn from those of training events, and there are none before a fit.
+        background: its density in space, "uniform" or "kernel" (fitted by
+            :meth:`maximum_likelihood`).
+        region: corners (x, y) of a polygon inside the box, in km; None for the box.
+        sources: events that the background is made of; set by the fit.
+
+    They are starting values; :meth:`maximum_likelihood` estimates all but m_c, b and the region.
+
+    >>> from fourpoint.events import Sequence
+    >>> model = ETAS(baseline=1.0, productivity=0.5, c=0.1, p=1.5, taper=None)
+    >>> history = model.encode(Sequence([1.0], start=0.0, stop=3.0).batch())
+    >>> round(model.intensity(history, torch.tensor([[1.1]]).double()).item(), 3)
+    1.884
+    """
+
+    has_closed_integral = True
+    has_upper_bound = True
+    fits_in_closed_form = True
+    takes_event_features = True
+
+    sources: Float[Tensor, "S 4"]
+    corners: Float[Tensor, "V 2"]
+    mc: Float[Tensor, ""]
+
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        baseline: float = 1.0,
+        productivity: float = 0.2,
+        alpha: float = 1.5,
+        c: float = 0.01,
+        p: float = 1.2,
+        taper: float | None = 1000.0,
+        distance: float = 1.0,
+        q: float = 1.7,
+        gamma: float = 1.0,
+        mc: float | None = None,
+        b: float | None = None,
+        background: Shape = "kernel",
+        region: Ordered[Ordered[float]] | None = None,
+        sources: int = 0,
+    ) -> None:
+        super().__init__()
+        self.marks = MarkSpace.of(marks)
+        if self.marks.count > 1:
+            raise UserError(
+                "events of one type for etas",
+                f"{self.marks}",
+                "Read the events without types (--mark none).",
+            )
+        self.box = self.marks.box
+        if self.box is not None and self.box.dimension != 2:
+            raise UserError("places with two axes, in km", f"{self.box}", "Pass place=('x', 'y').")
+        _check_settings(baseline, productivity, c, distance, p, q, taper)
+        self._settings = dict(
+            baseline=baseline,
+            productivity=productivity,
+            alpha=alpha,
+            c=c,
+            p=p,
+            taper=taper,
+            distance=distance,
+            q=q,
+            gamma=gamma,
+            mc=mc,
+            b=b,
+            background=background,
+            region=None if region is None else [[float(x) for x in corner] for corner in region],
+            sources=sources,
+        )
+        self.background = background
+        self.alpha = alpha  # to begin with
+        self.draws_places = self.draws_clusters = self.box is not None
+        self.errors: dict[str, float] = {}  # standard errors of the last fit, by `estimates`
+        level = [baseline] if not sources else [baseline / 2, baseline / 2]
+        self.log_background = _parameter([math.log(x) for x in level])
+        self.log_productivity = _parameter(math.log(productivity))
+        self.log_c = _parameter(math.log(c))
+        self.log_p = _parameter(math.log(p - 1) if taper is None else math.log(p))
+        self.log_taper = None if taper is None else _parameter(math.log(taper))
+        self.log_distance = None if self.box is None else _parameter(math.log(distance))
+        self.log_q = None if self.box is None else _parameter(math.log(q - 1))
+        self.gamma = None if self.box is None else _parameter(gamma)
+        if self.gamma is not None:
+            self.gamma.requires_grad_(b is not None)  # without magnitudes it has no effect
+        self.register_buffer("sources", torch.zeros(sources, 4, dtype=torch.float64))
+        self.register_buffer("mc", torch.tensor(0.0 if mc is None else mc, dtype=torch.float64))
+        self.register_buffer("corners", self._corners(region), persistent=False)
+        if b is not None:
+            self._add_magnitudes(b, alpha)
+
+    def _corners(self, region: Ordered[Ordered[float]] | None) -> Float[Tensor, "V 2"]:
+        if self.box is None:
+            return torch.zeros(0, 2, dtype=torch.float64)
+        if region is None:
+            return regions.rectangle(np.array(self.box.low), np.array(self.box.high))
+        return regions.polygon(np.array(region, dtype=np.float64))
+
+    def _add_magnitudes(self, b: float, alpha: float) -> None:
+        """Magnitudes of the Gutenberg-Richter law, by its quantiles."""
+        level = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        table = float(self.mc) - np.log1p(-level[:, None]) / (b * math.log(10))
+        mean, scale = float(table.mean()), float(table.std())
+        spec = EventFeaturesSpec((MAGNITUDES[0],), (mean,), (scale,), (QUANTILES,))
+        self.event_features = EventFeatures(spec, table)
+        with torch.no_grad():
+            self.event_features.weight.fill_(alpha * scale)
+            self.log_productivity.add_(alpha * (mean - float(self.mc)))
+
+    @property
+    def linear(self) -> bool:
+        """Without places the state has a constant size."""
+        return self.box is None
+
+    @property
+    def area(self) -> float:
+        """Of the region, in km^2."""
+        return regions.area(self.corners)
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``."""
+        return {**self._settings, "sources": len(self.sources)}
+
+    @torch.no_grad()
+    def estimates(self) -> dict[str, float]:
+        """The parameters in the units of the formula, as they are now: mu in events per unit of
+        time, K at the magnitude m_c.
+        """
+        s = self.strengths()
+        found = {"mu": float(s.background.sum()), "K": float(s.productivity)}
+        features = self.event_features
+        if features is not None:
+            at = self._magnitude_column(features.spec.names)
+            alpha = float(s.weight[at]) / features.spec.scale[at]
+            found["K"] *= math.exp(alpha * (float(self.mc) - features.spec.mean[at]))
+            found["alpha"] = alpha
+        found |= {"c": float(s.c), "p": float(s.p)}
+        if s.taper is not None:
+            found["tau"] = float(s.taper)
+        if self.box is not None:
+            found |= {"d": math.exp(float(s.log_width) / 2), "q": float(s.q)}
+            if features is not None:
+                found["gamma"] = float(s.gamma)
+        return found
+
+    def shown(self) -> dict[str, Any]:
+        """The parameters as they are now."""
+        shape = {"background": self.background, "sources": len(self.sources)}
+        return {**self.estimates(), **(shape if self.box is not None else {})}
+
+    @torch.no_grad()
+    def branching_ratio(self) -> float:
+        """The mean number of direct offspring of an event with features like those of training
+        events; of 1 or more, the process is explosive.
+        """
+        s = self.strengths()
+        if self.event_features is None:
+            return float(s.productivity)
+        return float(s.productivity * self.event_features.mean_factor().mean())
+
+    def strengths(self) -> Strengths:
+        """The parameters as they enter the rate."""
+        zero = torch.zeros_like(self.log_c)
+        spatial = self.box is not None
+        p = self.log_p.exp() if self.log_taper is not None else 1 + self.log_p.exp()
+        weight = zero.new_zeros(0)
+        if self.event_features is not None:
+            weight = self.event_features.weight.to(zero)
+        return Strengths(
+            background=self.log_background.exp(),
+            productivity=self.log_productivity.exp(),
+            c=self.log_c.exp(),
+            p=p,
+            taper=None if self.log_taper is None else self.log_taper.exp(),
+            log_width=2 * self.log_distance if self.log_distance is not None else zero,
+            gamma=self.gamma if spatial and self.gamma is not None else zero,
+            q=1 + self.log_q.exp() if self.log_q is not None else zero,
+            weight=weight,
+        )
+
+    # ------------------------------------------------------------------ fitting
+
+    def add_event_features(self, data: Dataset) -> None:
+        """Features of ``data``; the magnitude begins with ``alpha``, and m_c is the smallest one
+        unless it was given.
+        """
+        super().add_event_features(data)
+        assert self.event_features is not None and data.features is not None
+        at = self._magnitude_column(self.event_features.spec.names)
+        with torch.no_grad():
+            start = self.alpha * self.event_features.spec.scale[at]
+            self.event_features.weight[at] = start
+            if self._settings["mc"] is None:
+                self.mc.fill_(float(data.features[:, at].min()))
+
+    def initialise(self, data: Dataset) -> list[str]:
+        """Half of the mean rate as background, a branching ratio of .5, c of a tenth of the mean
+        gap, a taper of the longest window, and a twentieth of the region's width as distance.
+        """
+        events = max(1, data.scored_events)
+        time = float(data.exposed_times.sum())
+        gaps = data.gaps
+        gap = float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else time / events
+        with torch.no_grad():
+            self.log_background.fill_(math.log(max(events, 1) / max(time, 1e-300) / 2))
+            self.log_background.sub_(math.log(len(self.log_background)))
+            factor = 1.0
+            if self.event_features is not None:
+                factor = float(self.event_features.mean_factor().mean())
+            self.log_productivity.fill_(math.log(0.5 / factor))
+            self.log_c.fill_(math.log(gap / 10))
+            if self.log_taper is not None:
+                self.log_taper.fill_(math.log(float(data.durations.max())))
+            if self.log_distance is not None:
+                self.log_distance.fill_(math.log(math.sqrt(self.area) / 20))
+        return []
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Fit all parameters, and the background where it is "kernel" (`models.etas_fit`)."""
+        from fourpoint.models.etas_fit import maximise
+
+        if self.gamma is not None:
+            self.gamma.requires_grad_(self.event_features is not None)
+        return maximise(self, data)
+
+    def training_log_likelihood(
+        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+    ) -> None:
+        """None: the general one, which is exact for closed forms, has the gradient."""
+        return
+
+    def set_background(self, sources: Float[Tensor, "S 4"]) -> None:
+        """Make the background of these sources: x, y, variance and weight, which sum to 1. Their
+        share of the background is half at first.
+        """
+        self.sources = sources.detach().clone()
+        with torch.no_grad():
+            half = self.log_background.exp().sum().log() - math.log(2)
+            self.log_background = nn.Parameter(torch.stack([half, half]))
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: ETASHistory | None = None) -> ETASHistory:
+        """States of the exponentials at every position, and the events."""
+        s = self.strengths()
+        if before is not None and self.box is not None:
+            raise UserError(
+                "a linear form to go on from a history",
+                "an ETAS process with places",
+                "Encode the whole sequence.",
+            )
+        features = self._standardised(batch)
+        delta = self._delta(batch)
+        driven = self._factors(features, s)
+        places = None
+        if self.box is not None:
+            places = places_of(batch)
+            driven = driven * self._inside(places, delta, s)
+        driven = torch.where(batch.valid, driven, 0.0)
+        first = batch.start[:, None] if before is None else before.times[:, -1:]
+        times = torch.cat([first, batch.times], 1)
+        _, decays = omori.mixture(s.p, s.c, s.taper)
+        fade = torch.exp(-decays * times.diff(dim=1)[..., None])
+        driven = driven[..., None].expand(*driven.shape, len(decays))
+        start = torch.zeros_like(driven[:, :1]) if driven.shape[1] else None
+        if start is None:
+            start = decays.new_zeros(len(times), 1, len(decays))
+        if before is not None:
+            start = before.states[:, -1:]
+            if driven.shape[1]:
+                head = driven[:, :1] + fade[:, :1] * start
+                driven = torch.cat([head, driven[:, 1:]], 1)
+        states = recur(fade, driven) if driven.shape[1] else driven
+        return ETASHistory(
+            times,
+            batch.start if before is None else before.start,
+            batch.lengths,
+            torch.cat([start, states], 1),
+            batch.times,
+            features,
+            delta,
+            places,
+        )
+
+    def extend(
+        self,
+        history: ETASHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
+    ) -> ETASHistory:
+        """One event more."""
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        s = self.strengths()
+        h = history
+        row = torch.arange(len(time))
+        own, delta, driven = self._one(len(time), mark, features, s)
+        where = None
+        if self.box is not None:
+            where = place_or_nothing(place, happened, 2)
+            driven = driven * self._inside(where, delta, s)
+        at = torch.where(happened, time, h.times[row, h.lengths])
+        _, decays = omori.mixture(s.p, s.c, s.taper)
+        passed = (at - h.times[row, h.lengths])[:, None]
+        new = torch.exp(-decays * passed) * h.states[row, h.lengths] + driven[:, None]
+        if self.box is None:
+            keep = happened[:, None]
+            last = h.times[row, h.lengths]
+            return replace(
+                h,
+                times=torch.where(keep, at[:, None], last[:, None]),
+                lengths=torch.zeros_like(h.lengths),
+                states=torch.where(keep, new, h.states[row, h.lengths])[:, None],
+                when=h.when[:, :0],
+                features=h.features[:, :0],
+                delta=h.delta[:, :0],
+            )
+        if int((h.lengths + happened).max()) > h.when.shape[1]:
+            h = _wider(h)
+        slot = (torch.arange(h.when.shape[1]) == h.lengths[:, None]) & happened[:, None]
+        after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
+        assert h.places is not None and where is not None  # the model has a box
+        return replace(
+            h,
+            times=torch.where(after, at[:, None], h.times),
+            lengths=h.lengths + happened,
+            states=torch.where(after[..., None], new[:, None], h.states),
+            when=torch.where(slot, at[:, None], h.when),
+            features=torch.where(slot[..., None], own[:, None], h.features),
+            delta=torch.where(slot, delta[:, None], h.delta),
+            places=torch.where(slot[..., None], where[:, None], h.places),
+        )
+
+    def log_intensity(
+        self,
+        history: ETASHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log of the rate in the whole region."""
+        s = self.strengths()
+        anchor, states = _at(history, seen)
+        weights, decays = omori.mixture(s.p, s.c, s.taper)
+        lag = (times - anchor[..., None])[..., None]
+        triggered = (torch.exp(-decays * lag) * states[:, :, None]) @ weights
+        return (s.background.sum() + s.productivity * triggered).log()[..., None]
+
+    def log_intensity_at(
+        self,
+        history: ETASHistory,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda(t, x), per unit of time and km^2."""
+        s = self.strengths()
+        B, G, Q = times.shape
+        index = torch.arange(G).expand(B, G) if seen is None else seen
+        index = torch.minimum(index, history.lengths[:, None])
+        background = self._background_density(places.reshape(-1, 2), s).reshape(B, G * Q)
+        rows = []
+        for b in range(B):
+            n = int(history.lengths[b])
+            assert history.places is not None  # the model has a box
+            sources = Sources(
+                history.when[b, :n],
+                history.places[b, :n],
+                history.delta[b, :n],
+                history.features[b, :n],
+            )
+            asked = Queries(
+                times[b].reshape(-1),
+                places[b].reshape(-1, 2),
+                index[b][:, None].expand(G, Q).reshape(-1),
+            )
+            sums = trigger_sums(sources, asked, s.theta())
+            rows.append(background[b] + s.log_factor(spatial=True).exp() * sums)
+        return torch.stack(rows).log().reshape(B, G, Q, 1)
+
+    def closed_integral(
+        self,
+        history: ETASHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b over the whole region; the triggered part from the mixture of exponentials."""
+        s = self.strengths()
+        anchor, states = _at(history, seen)
+        weights, decays = omori.mixture(s.p, s.c, s.taper)
+        began = torch.exp(-decays * (a - anchor)[..., None])
+        passed = -torch.expm1(-decays * (b - a)[..., None])
+        triggered = (began * passed * states) @ (weights / decays)
+        return (s.background.sum() * (b - a) + s.productivity * triggered)[..., None]
+
+    @torch.no_grad()
+    def shortest_time(self, history: ETASHistory) -> Float[Tensor, " B"]:
+        """c."""
+        return torch.full_like(history.start, float(self.log_c.exp()))
+
+    def upper_bound(
+        self, history: ETASHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    ) -> Float[Tensor, " B"]:
+        """The rate at a: it decays while nothing happens."""
+        logs = self.log_intensity(history, a[:, None, None], history.lengths[:, None])
+        return logs.exp().sum((1, 2, 3)) * (1 + 1e-12)
+
+    # ------------------------------------------------------------------ sampling
+
+    @torch.no_grad()
+    def draw_places(
+        self,
+        history: ETASHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
+    ) -> Float[Tensor, "B k"]:
+        """Where events of known time are: from the background, or around one of the events before,
+        inside the region.
+        """
+        s = self.strengths()
+        h = history
+        assert h.places is not None  # the model has a box
+        known = torch.arange(h.when.shape[1]) < h.lengths[:, None]
+        lag = torch.where(known, time[:, None] - h.when, 0.0)
+        pull = self._factors(h.features, s) * omori.density(lag, s.p, s.c, s.taper)
+        pull = s.productivity * pull * self._inside(h.places, h.delta, s)
+        shares = torch.cat(
+            [s.background.sum().expand(len(time), 1), torch.where(known, pull, 0.0)], 1
+        ).cumsum(1)
+        coin = _uniform(len(time), random)[:, None] * shares[:, -1:]
+        parent = torch.searchsorted(shares, coin, right=True)[:, 0]
+        parent = parent.clamp(max=shares.shape[1] - 1) - 1
+        found = self.draw_background(len(time), random)
+        waiting = torch.nonzero(parent >= 0)[:, 0]
+        while len(waiting):
+            own = parent[waiting]
+            centre = h.places[waiting, own]
+            drawn = centre + self._scatter(h.delta[waiting, own], s, random)
+            good = regions.inside(drawn, self.corners)
+            found[waiting[good]] = drawn[good]
+            waiting = waiting[~good]
+        return found
+
+    @torch.no_grad()
+    def draw_background(self, count: int, random: torch.Generator) -> Float[Tensor, "E 2"]:
+        """Places of background events."""
+        low, high = self.corners.min(0).values, self.corners.max(0).values
+        s = self.strengths()
+        found = low.new_zeros(count, 2)
+        by_kernel = torch.zeros(count, dtype=torch.bool)
+        if len(self.sources):
+            share = s.background[1] / s.background.sum()
+            by_kernel = _uniform(count, random) < share
+        source = torch.zeros(count, dtype=torch.int64)
+        if len(self.sources) and count:
+            total = self.sources[:, 3].cumsum(0)
+            level = _uniform(count, random) * total[-1]
+            source = torch.searchsorted(total, level).clamp(max=len(total) - 1)
+        waiting = torch.arange(count)
+        for _ in range(10_000):
+            if not len(waiting):
+                return found
+            size = len(waiting)
+            drawn = low + (high - low) * _uniform(2 * size, random).reshape(size, 2)
+            if len(self.sources):
+                own = self.sources[source[waiting]]
+                away = torch.randn(size, 2, dtype=torch.float64, generator=random)
+                near = own[:, :2] + own[:, 2:3].sqrt() * away
+                drawn = torch.where(by_kernel[waiting][:, None], near, drawn)
+            good = regions.inside(drawn, self.corners)
+            found[waiting[good]] = drawn[good]
+            waiting = waiting[~good]
+        return found
+
+    @torch.no_grad()
+    def draw_clusters(
+        self,
+        history: ETASHistory,
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        random: torch.Generator,
+        limit: int,
+    ) -> Clusters | None:
+        """All events on [start, stop) of one path per row, generation by generation, exactly; None
+        where a path has more than ``limit``.
+        """
+        s = self.strengths()
+        assert history.places is not None  # the model has a box
+        rows = torch.arange(len(start))
+        known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
+        owner = rows[:, None].expand_as(known)[known]
+        parents = _Parents(
+            owner,
+            history.when[known],
+            history.places[known],
+            history.delta[known],
+            self._factors(history.features[known], s),
+        )
+        own = torch.poisson(s.background.sum() * (stop - start), generator=random).long()
+        first = rows.repeat_interleave(own)
+        times = start[first] + (stop - start)[first] * _uniform(len(first), random)
+        newest = _Parents.joined(
+            self._with_features(first, times, self.draw_background(len(first), random), s, random),
+            self._offspring(parents, start, stop, s, random),
+        )
+        found = [newest]
+        count = torch.bincount(newest.row, minlength=len(start))
+        while len(newest.row) and int(count.max()) <= limit:
+            newest = self._offspring(newest, start, stop, s, random)
+            count = count + torch.bincount(newest.row, minlength=len(start))
+            found.append(newest)
+        if int(count.max()) > limit:
+            return None
+        every = _Parents.joined(*found)
+        marks = torch.zeros_like(every.row)
+        return Clusters(every.row, every.time, marks, every.place, every.features)
+
+    @torch.no_grad()
+    def draw_catalogues(
+        self, batch: Batch, start: float, stop: float, count: int, random: torch.Generator
+    ) -> Clusters:
+        """``count`` independent paths on [start, stop) given the events of one sequence before:
+        as :meth:`draw_clusters`, with the first generation of all paths drawn together.
+
+        Raises :class:`UserError` where a path has more than :data:`EXPLODED` events.
+        """
+        s = self.strengths()
+        if self.box is None:
+            raise UserError("a model with places", "etas in time alone", "Fit it with places.")
+        places = places_of(batch)[0]
+        when = batch.times[0]
+        delta = self._delta(batch)[0]
+        factor = self._factors(self._standardised(batch), s)[0]
+        low = omori.cumulative((start - when).clamp(min=0), s.p, s.c, s.taper)
+        high = omori.cumulative((stop - when).clamp(min=0), s.p, s.c, s.taper)
+        mean = torch.where(batch.valid[0], s.productivity * factor * (high - low), 0.0)
+        each = mean.cumsum(0)
+        total = each[-1:] if len(each) else torch.zeros(1, dtype=torch.float64)
+        size = int(torch.poisson(count * total, generator=random))
+        parent = torch.searchsorted(each, _uniform(size, random) * total).clamp(max=len(each) - 1)
+        share = low[parent] + (high - low)[parent] * _uniform(size, random)
+        times = (when[parent] + omori.inverse(share, s.p, s.c, s.taper)).clamp(start, stop)
+        where = places[parent] + self._scatter(delta[parent], s, random)
+        row = torch.randint(count, (size,), generator=random)
+        inside = regions.inside(where, self.corners)
+        triggered = self._with_features(row[inside], times[inside], where[inside], s, random)
+        own = int(torch.poisson(count * (stop - start) * s.background.sum(), generator=random))
+        born = start + (stop - start) * _uniform(own, random)
+        rows = torch.randint(count, (own,), generator=random)
+        fresh = self._with_features(rows, born, self.draw_background(own, random), s, random)
+        newest = _Parents.joined(fresh, triggered)
+        begins = torch.full((count,), start, dtype=torch.float64)
+        ends = torch.full((count,), stop, dtype=torch.float64)
+        found = [newest]
+        while len(newest.row):
+            newest = self._offspring(newest, begins, ends, s, random)
+            found.append(newest)
+            if sum(len(one.row) for one in found) > EXPLODED * count:
+                raise UserError(
+                    "a process whose rate stays finite",
+                    f"more than {EXPLODED:,} events per path",
+                    "Shorten the window, or fit the model again.",
+                )
+        every = _Parents.joined(*found)
+        marks = torch.zeros_like(every.row)
+        return Clusters(every.row, every.time, marks, every.place, every.features)
+
+    def _offspring(
+        self,
+        parents: _Parents,
+        start: Tensor,
+        stop: Tensor,
+        s: Strengths,
+        random: torch.Generator,
+    ) -> _Parents:
+        """The direct offspring of ``parents`` inside the region and the window of their row."""
+        begin = torch.maximum(parents.time, start[parents.row])
+        low = omori.cumulative(begin - parents.time, s.p, s.c, s.taper)
+        high = omori.cumulative((stop[parents.row] - parents.time).clamp(min=0), s.p, s.c, s.taper)
+        mean = s.productivity * parents.factor * (high - low).clamp(min=0)
+        index = torch.arange(len(begin)).repeat_interleave(
+            torch.poisson(mean, generator=random).long()
+        )
+        share = low[index] + (high - low)[index] * _uniform(len(index), random)
+        times = parents.time[index] + omori.inverse(share, s.p, s.c, s.taper)
+        places = parents.place[index] + self._scatter(parents.delta[index], s, random)
+        row = parents.row[index]
+        inside = regions.inside(places, self.corners) & (times >= start[row]) & (times < stop[row])
+        return self._with_features(row[inside], times[inside], places[inside], s, random)
+
+    def _with_features(
+        self, row: Tensor, time: Tensor, place: Tensor, s: Strengths, random: torch.Generator
+    ) -> _Parents:
+        """Events with features drawn for them."""
+        if self.event_features is None:
+            none = time.new_zeros(len(time))
+            return _Parents(row, time, place, none, none + 1)
+        drawn = self.event_features.draw(torch.zeros_like(row), random)
+        at = self._magnitude_column(self.event_features.spec.names)
+        factors = self._factors(self.event_features.standardised(drawn), s)
+        return _Parents(row, time, place, drawn[:, at] - self.mc, factors, drawn)
+
+    def _scatter(
+        self, delta: Float[Tensor, " E"], s: Strengths, random: torch.Generator
+    ) -> Float[Tensor, "E 2"]:
+        """How far offspring fall from parents of these magnitudes, in km."""
+        share = torch.log1p(-_uniform(len(delta), random))
+        width = torch.exp(s.log_width + s.gamma * delta)
+        distance = (width * torch.expm1(-share / (s.q - 1))).sqrt()
+        angle = 2 * math.pi * _uniform(len(delta), random)
+        return distance[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
+
+    # ------------------------------------------------------------------ maps
+
+    @torch.no_grad()
+    def expected_in_cells(
+        self, history: ETASHistory, paths: Dataset | None, a: float, b: float, cells: Cells
+    ) -> Float[Tensor, "C M"] | None:
+        """The mean rate in the cells of a map over [a, b], given the events of ``history`` (one
+        row) and, on average over ``paths``, those that follow; at the time a itself where a = b.
+        """
+        if cells.hidden or self.box is None or self._settings["region"] is not None:
+            return None
+        s = self.strengths()
+        n = int(history.lengths[0])
+        assert history.places is not None  # the model has a box
+        total = self._pulled(
+            history.when[0, :n],
+            history.places[0, :n],
+            history.delta[0, :n],
+            self._factors(history.features[0, :n], s),
+            (a, b),
+            cells,
+            s,
+        )
+        if paths is not None and paths.places is not None and len(paths):
+            places = torch.from_numpy(np.array(paths.places))
+            batch = Batch(
+                torch.from_numpy(np.array(paths.times))[None],
+                torch.from_numpy(np.array(paths.mark_ids))[None],
+                torch.ones(1, paths.events, dtype=torch.bool),
+                torch.tensor([a], dtype=torch.float64),
+                torch.tensor([b], dtype=torch.float64),
+                places[None],
+                None
+                if paths.features is None
+                else torch.from_numpy(np.array(paths.features))[None],
+            )
+            factors = self._factors(self._standardised(batch), s)[0]
+            pulled = self._pulled(
+                batch.times[0], places, self._delta(batch)[0], factors, (a, b), cells, s
+            )
+            total = total + pulled / len(paths)
+        middles, _ = cells.places
+        return (self._background_density(middles[:, 0], s) + total)[:, None]
+
+    def _pulled(
+        self,
+        when: Tensor,
+        places: Tensor,
+        delta: Tensor,
+        factors: Tensor,
+        span: tuple[float, float],
+        cells: Cells,
+        s: Strengths,
+    ) -> Float[Tensor, " C"]:
+        """The mean over [a, b] and each cell of what events trigger, per km^2."""
+        a, b = span
+        begin = when.clamp(min=a)
+        if b > a:
+            high = omori.cumulative(b - when, s.p, s.c, s.taper)
+            over_time = (high - omori.cumulative(begin - when, s.p, s.c, s.taper)) / (b - a)
+        else:
+            over_time = omori.density(begin - when, s.p, s.c, s.taper)
+        weight = s.productivity * factors * over_time
+        kept = weight > 1e-9 * weight.sum()
+        width = torch.exp(s.log_width + s.gamma * delta)
+        found = []
+        x, y = cells.edges
+        for i in range(len(x) - 1):
+            for j in range(len(y) - 1):
+                corners = regions.rectangle((x[i], y[j]), (x[i + 1], y[j + 1]))
+                size = (x[i + 1] - x[i]) * (y[j + 1] - y[j])
+                share = regions.mass(places[kept], width[kept], corners, s.q, nodes=8)
+                found.append((share * weight[kept]).sum() / size)
+        return torch.stack(found)
+
+    # ------------------------------------------------------------------ parts of the rate
+
+    @property
+    def magnitude_column(self) -> int:
+        """Which of the event features is the magnitude."""
+        return (
+            0
+            if self.event_features is None
+            else self._magnitude_column(self.event_features.spec.names)
+        )
+
+    def _magnitude_column(self, names: tuple[str, ...]) -> int:
+        return next((names.index(name) for name in MAGNITUDES if name in names), 0)
+
+    def _standardised(self, batch: Batch) -> Float[Tensor, "B N F"]:
+        if self.event_features is None:
+            return batch.times.new_zeros(*batch.times.shape, 0)
+        if batch.features is None:
+            if bool(batch.valid.any()):
+                raise self.event_features.missing("events without them")
+            return batch.times.new_zeros(*batch.times.shape, len(self.event_features.spec.names))
+        self.event_features.check_width(batch.features.shape[-1])
+        mean = batch.features.new_tensor(self.event_features.spec.mean)
+        return self.event_features.standardised(
+            torch.where(batch.valid[..., None], batch.features, mean)
+        )
+
+    def _delta(self, batch: Batch) -> Float[Tensor, "B N"]:
+        """Magnitudes above m_c; 0 where events have none."""
+        if self.event_features is None or batch.features is None:
+            return torch.zeros_like(batch.times)
+        at = self._magnitude_column(self.event_features.spec.names)
+        return torch.where(batch.valid, batch.features[..., at] - self.mc, 0.0)
+
+    def _factors(self, features: Float[Tensor, "*S F"], s: Strengths) -> Float[Tensor, "*S"]:
+        return (features @ s.weight).exp()
+
+    def _one(
+        self,
+        count: int,
+        mark: Int[Tensor, " B"],
+        features: Float[Tensor, "B F"] | None,
+        s: Strengths,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Standardised features, magnitude above m_c and factor of one event in each row."""
+        if self.event_features is None:
+            none = s.c.new_zeros(count)
+            return s.c.new_zeros(count, 0), none, none + 1
+        if features is None:
+            own = s.c.new_zeros(count, len(self.event_features.spec.names))
+            at = self._magnitude_column(self.event_features.spec.names)
+            mean = self.event_features.spec.mean[at] - self.mc
+            return own, mean.expand(count), self.event_features.mean_factor()[mark]
+        own = self.event_features.standardised(features)
+        at = self._magnitude_column(self.event_features.spec.names)
+        return own, features[:, at] - self.mc, self._factors(own, s)
+
+    def _inside(
+        self, places: Float[Tensor, "*S 2"], delta: Float[Tensor, "*S"], s: Strengths
+    ) -> Float[Tensor, "*S"]:
+        """The share of each event's offspring that falls into the region."""
+        width = torch.exp(s.log_width + s.gamma * delta)
+        flat = regions.mass(places.reshape(-1, 2), width.reshape(-1), self.corners, s.q)
+        return flat.reshape(delta.shape)
+
+    def _background_density(
+        self, places: Float[Tensor, "N 2"], s: Strengths
+    ) -> Float[Tensor, " N"]:
+        """mu(x), per unit of time and km^2."""
+        uniform = (s.background[0] / self.area).expand(len(places))
+        if not len(self.sources):
+            return uniform
+        return uniform + s.background[1] * self.kernel_density(places)
+
+    @torch.no_grad()
+    def background_density(self, places: Float[Tensor, "N 2"]) -> Float[Tensor, " N"]:
+        """mu(x) at ``places``, per unit of time and km^2."""
+        return self._background_density(places, self.strengths())
+
+    def kernel_density(self, places: Float[Tensor, "N 2"]) -> Float[Tensor, " N"]:
+        """The density of the background's kernels, which integrates to 1 over the region."""
+        centres, variances, weights = self.sources[:, :2], self.sources[:, 2], self.sources[:, 3]
+        inside = regions.mass(centres, variances, self.corners)
+        return smoothed(places, centres, variances, weights / inside)
+
+
+class _Parents(NamedTuple):
+    """Events of several paths: which path, when, where, magnitude above m_c, factor, features."""
+
+    row: Int[Tensor, " E"]
+    time: Float[Tensor, " E"]
+    place: Float[Tensor, "E 2"]
+    delta: Float[Tensor, " E"]
+    factor: Float[Tensor, " E"]
+    features: Float[Tensor, "E F"] | None = None
+
+    @staticmethod
+    def joined(*parts: _Parents) -> _Parents:
+        """All of them."""
+        row, time, place, delta, factor = (
+            torch.cat(column) for column in zip(*(part[:5] for part in parts), strict=True)
+        )
+        features = [part.features for part in parts if part.features is not None]
+        known = torch.cat(features) if features else None
+        return _Parents(row, time, place, delta, factor, known)
+
+
+def _parameter(value: float | list[float]) -> nn.Parameter:
+    return nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
+def _check_settings(
+    baseline: float,
+    productivity: float,
+    c: float,
+    distance: float,
+    p: float,
+    q: float,
+    taper: float | None,
+) -> None:
+    positive = (baseline, productivity, c, distance, p, q, 1.0 if taper is None else taper)
+    if min(positive) <= 0 or q <= 1 or (p <= 1 and taper is None):
+        raise UserError(
+            "positive numbers, q above 1, and p above 1 without a taper",
+            f"{positive}",
+            "Mend the settings.",
+        )
+
+
+def _at(
+    h: ETASHistory, seen: Int[Tensor, "B G"] | None
+) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J"]]:
+    if seen is None:
+        return h.times, h.states
+    row = torch.arange(len(seen))[:, None]
+    index = torch.minimum(seen, torch.tensor(h.times.shape[1] - 1))
+    return h.times[row, index], h.states[row, index]
+
+
+def _wider(h: ETASHistory) -> ETASHistory:
+    """Room for one event more."""
+    assert h.places is not None  # otherwise events are not kept
+
+    def more(x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(x.shape[0], 1, *x.shape[2:])], 1)
+
+    return replace(
+        h,
+        times=torch.cat([h.times, h.times[:, -1:]], 1),
+        states=torch.cat([h.states, h.states[:, -1:]], 1),
+        when=more(h.when),
+        features=more(h.features),
+        delta=more(h.delta),
+        places=more(h.places),
+    )
+
+
+def _uniform(count: int, random: torch.Generator) -> Float[Tensor, " E"]:
+    return torch.rand(count, dtype=torch.float64, generator=random)

@@ -1,0 +1,792 @@
+r"""Seismic DAPP: ETAS with a learned spectrum of time and space scales, and attention that updates
+what past events contribute.
+
+    lambda(t, x) = mu(x, t) + sum_{t_j < t} v_j(t) k_j(t - t_j, x - x_j)                        (1)
+    k_j(s, x) = kappa_j [ w_0 g(s) f(x; m_j)
+                          + sum_kl W_kl b_jk e^(-s / tau_k) / tau_k N(A x; h_l^2 D_j) ]
+
+with kappa_j = K exp(alpha delta_j), b_jk = exp(beta_k delta_j), D_j = exp(gamma delta_j) and
+delta_j = m_j - m_c; g and f are those of ETAS (`models.etas`). As in DAPP the kernel is given by a
+spectrum: a mixture of exponentials in time and of normal densities in space, whose Fourier
+transforms are normal as well, with one non-negative weight W_kl for every pair of a time scale
+tau_k and a length h_l. A power law has a power-law spectrum; the learned one need be neither a
+power law nor the product of one in time and one in space. The corrections are
+
+    spectrum        W_kl, learned by maximum likelihood, a concave problem
+    beta_k          magnitude-dependent Omori decay: beta log10(tau_k), centred
+    A               anisotropy: a linear map of determinant 1, from the directions of offspring
+    v_j(t)          productivity of single events and swarms, by attention
+    mu(x, t)        the background's kernels include events after training, each with its
+                    probability of being background
+
+ETAS is the member with w_0 = 1, W = 0 and v_j = 1. An event at (t_i, x_i) attends to those before
+it with the weights v_j k_j / lambda, the posterior probabilities that j triggered it. Its sums N_j
+update the contribution of event j as in a gamma-Poisson model,
+
+    v_j(t) = (a_j p_j + N_j(t)) / (a_j + Lambda_j(t)),    a_j = a exp(growth delta_j)           (2)
+
+with Lambda_j(t) = int k_j up to t over the region, the number of offspring expected so far. An
+event with more offspring than expected has its rate raised, and one with fewer has it lowered. An
+event inherits p_i = exp(inherit sum_j weight_ij log v_j): in a swarm the productivity of parents is
+passed on. The rate of j is (a_j p_j + N_j) Lambda_j' / (a_j + Lambda_j), which has the closed
+integral (a_j p_j + N_j) log(a_j + Lambda_j) and falls between events.
+
+Attention weights below .001, and those that are not among the largest :data:`ATTENDED` of an event,
+are dropped. Loops over pairs are those of `kernels.numba_seismic`.
+
+Axes: B sequences, N events, K time scales, L lengths, R attention weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Ordered
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.kernels import numba_seismic
+from fourpoint.models.base import box_of, place_or_nothing
+from fourpoint.models.etas import ETAS, ETASHistory, Shape
+from fourpoint.models.spatial.hawkes import Clusters
+from fourpoint.ops import omori, regions
+from fourpoint.ops.quadrature import gauss_legendre
+
+ATTENDED = 16  # attention weights of an event that are kept
+ATTENTION = ("owner", "share", "given", "origin", "rates")  # what a history has beyond ETAS
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class SeismicHistory(ETASHistory):
+    """Events with their attention: to which events before, with what weights, the prior p_i and the
+    probability of being background.
+    """
+
+    owner: Int[Tensor, "B N R"]
+    share: Float[Tensor, "B N R"]
+    given: Float[Tensor, "B N"]
+    origin: Float[Tensor, "B N"]
+    rates: Float[Tensor, "B N"]  # at the events themselves, per unit of time and km^2
+
+
+class Kernels(NamedTuple):
+    """Events of one sequence as the loops take them; (1)."""
+
+    times: Array
+    places: Array
+    moved: Array
+    kappa: Array
+    spread: Array
+    narrow: Array
+    boost: Array
+    inside: Array
+    ground: Array
+
+
+class SeismicDAPP(ETAS):
+    """ETAS with a learned spectrum, anisotropy, magnitude-dependent decay, an updated background,
+    and attention that updates the productivity of past events.
+
+    Arguments
+        marks: a mark space of one type with a box, in km.
+        etas: w_0, the weight of the ETAS kernel.
+        time_scales, length_scales: of the spectrum; set by the fit.
+        strength: a of the attention's update; None for none.
+        growth: of a_j with the magnitude.
+        inherit: of the productivity of parents, from 0 to 1.
+        baseline, productivity, alpha, c, p, taper, distance, q, gamma, mc, b, background, region,
+            sources: as in :class:`ETAS`.
+
+    :meth:`maximum_likelihood` fits ETAS first, then the corrections; where there is a dev split,
+    `fit` keeps those that raise its log-likelihood, down to ETAS itself.
+
+    >>> from fourpoint.events import Box, Sequence
+    >>> space = MarkSpace(box=Box(("x", "y"), (0, 0), (10, 10)))
+    >>> model = SeismicDAPP(space, baseline=1.0, productivity=0.5, strength=2.0)
+    >>> events = Sequence([1.0, 1.1], start=0.0, stop=3.0, space=space, places=[[5, 5], [5, 5]])
+    >>> history = model.encode(events.batch())
+    >>> bool(history.share[0, 1, 0] > 0.9)  # the second event attends to the first
+    True
+    """
+
+    spectrum: Float[Tensor, "K L"]
+    scales: Float[Tensor, " K"]
+    lengths: Float[Tensor, " L"]
+    tilt: Float[Tensor, " K"]
+    stretch: Float[Tensor, "2 2"]
+    attention: Float[Tensor, " three"]
+    kernel_weight: Float[Tensor, ""]
+    evidence: Float[Tensor, " two"]
+
+    def __init__(
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        baseline: float = 1.0,
+        productivity: float = 0.2,
+        alpha: float = 1.5,
+        c: float = 0.01,
+        p: float = 1.2,
+        taper: float | None = 1000.0,
+        distance: float = 1.0,
+        q: float = 1.7,
+        gamma: float = 1.0,
+        mc: float | None = None,
+        b: float | None = None,
+        background: Shape = "kernel",
+        region: Ordered[Ordered[float]] | None = None,
+        sources: int = 0,
+        etas: float = 1.0,
+        time_scales: int = 0,
+        length_scales: int = 0,
+        strength: float | None = None,
+        growth: float = 0.0,
+        inherit: float = 0.0,
+    ) -> None:
+        box_of(MarkSpace.of(marks), "seismic-dapp")
+        super().__init__(
+            marks,
+            baseline=baseline,
+            productivity=productivity,
+            alpha=alpha,
+            c=c,
+            p=p,
+            taper=taper,
+            distance=distance,
+            q=q,
+            gamma=gamma,
+            mc=mc,
+            b=b,
+            background=background,
+            region=region,
+            sources=sources,
+        )
+        if etas < 0 or (strength is not None and strength <= 0):
+            raise UserError(
+                "a weight etas of 0 or more and a positive strength",
+                f"{etas} and {strength}",
+                "Raise them.",
+            )
+        first = 0.0 if strength is None else strength
+        self.stages: dict[str, dict[str, Tensor]] = {}  # of the last fit, for `keep_best`
+        K, L = time_scales, length_scales
+        for name, value in (
+            ("spectrum", torch.zeros(K, L)),
+            ("scales", torch.ones(K)),
+            ("lengths", torch.ones(L)),
+            ("tilt", torch.zeros(K)),
+            ("stretch", torch.eye(2)),
+            ("attention", torch.tensor([first, growth, inherit])),
+            ("kernel_weight", torch.tensor(etas)),
+            # the sum of the weights of the background's kernels, 0 if it is not updated, and when
+            # training ended
+            ("evidence", torch.zeros(2)),
+        ):
+            self.register_buffer(name, value.double())
+
+    @property
+    def corrected(self) -> bool:
+        """Whether there is any correction of ETAS."""
+        return bool(
+            self.spectrum.numel()
+            or self.kernel_weight != 1
+            or self.attention[0] > 0
+            or self.evidence[0] > 0
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """The constructor's arguments but for ``marks``."""
+        K, L = self.spectrum.shape
+        strength, growth, inherit = self.attention.tolist()
+        return {
+            **super().settings(),
+            "etas": float(self.kernel_weight),
+            "time_scales": K,
+            "length_scales": L,
+            "strength": strength or None,
+            "growth": growth,
+            "inherit": inherit,
+        }
+
+    def shown(self) -> dict[str, Any]:
+        """The parameters of ETAS, and the corrections."""
+        found = dict(super().shown())
+        if self.corrected:
+            strength, growth, inherit = self.attention.tolist()
+            found |= {
+                "etas": float(self.kernel_weight),
+                "spectrum": self.spectrum.numpy(),
+                "strength": strength,
+                "growth": growth,
+                "inherit": inherit,
+            }
+        return found
+
+    def correct(self, **values: Tensor) -> None:
+        """Set buffers of the corrections by name, or the background's rates; the spectrum may
+        change its size.
+        """
+        for name, value in values.items():
+            if name == "log_background":
+                with torch.no_grad():
+                    self.log_background.copy_(value)
+            else:
+                setattr(self, name, value.detach().clone().to(torch.float64))
+
+    # ------------------------------------------------------------------ fitting
+
+    def maximum_likelihood(self, data: Dataset) -> list[str]:
+        """Fit ETAS, then the corrections (`models.spatial.seismic_fit`)."""
+        from fourpoint.models.spatial.seismic_fit import fit_corrections
+
+        none = type(self)(self.marks).corrections()
+        none.pop("log_background")
+        self.correct(**none)
+        notes = super().maximum_likelihood(data)
+        self.stages = {"etas": self.corrections()}
+        return notes + fit_corrections(self, data)
+
+    def corrections(self) -> dict[str, Tensor]:
+        """The buffers that :meth:`correct` sets, and the rate of the background."""
+        names = (
+            "spectrum",
+            "scales",
+            "lengths",
+            "tilt",
+            "stretch",
+            "attention",
+            "kernel_weight",
+            "evidence",
+            "log_background",
+        )
+        return {name: getattr(self, name).detach().clone() for name in names}
+
+    def keep_best(self, dev: Dataset) -> list[str]:
+        """Keep the stage of the last fit that has the highest log-likelihood on ``dev``."""
+        from fourpoint.models.spatial.seismic_fit import keep_best
+
+        return keep_best(self, dev)
+
+    # ------------------------------------------------------------------ the verbs
+
+    def encode(self, batch: Batch, before: ETASHistory | None = None) -> ETASHistory:
+        """The events with their attention; as ETAS without corrections."""
+        if not self.corrected:
+            return super().encode(batch, before)
+        if before is not None:
+            raise UserError(
+                "a linear form to go on from a history",
+                "a seismic DAPP",
+                "Encode the whole sequence.",
+            )
+        history = self._blank(super().encode(batch))
+        for b in range(len(batch.times)):
+            self._sweep(history, b, 0)
+        return history
+
+    def extend(
+        self,
+        history: ETASHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        active: Bool[Tensor, " B"] | None = None,
+        place: Float[Tensor, "B k"] | None = None,
+        features: Float[Tensor, "B F"] | None = None,
+    ) -> ETASHistory:
+        """One event more, which attends to those before it."""
+        if not isinstance(history, SeismicHistory):
+            return super().extend(history, time, mark, active, place, features)
+        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        where = place_or_nothing(place, happened, 2)
+        own, delta, _ = self._one(len(time), mark, features, self.strengths())
+        room = int((history.lengths + happened).max()) - history.when.shape[1]
+        h = _padded(history, max(0, room))
+        assert h.places is not None  # the model has a box
+        slot = (torch.arange(h.when.shape[1]) == h.lengths[:, None]) & happened[:, None]
+        after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
+        longer = replace(
+            h,
+            times=torch.where(after, time[:, None], h.times),
+            lengths=h.lengths + happened,
+            when=torch.where(slot, time[:, None], h.when),
+            features=torch.where(slot[..., None], own[:, None], h.features),
+            delta=torch.where(slot, delta[:, None], h.delta),
+            places=torch.where(slot[..., None], where[:, None], h.places),
+            **{name: getattr(h, name).clone() for name in ATTENTION},
+        )
+        for b in torch.nonzero(happened)[:, 0].tolist():
+            self._sweep(longer, b, int(h.lengths[b]))
+        return longer
+
+    def log_rates_at_events(self, history: ETASHistory, batch: Batch) -> Float[Tensor, "B N"]:
+        """log lambda at every event, which the pass over attention has found."""
+        if isinstance(history, SeismicHistory) and torch.equal(batch.times, history.when):
+            return history.rates.log()
+        return super().log_rates_at_events(history, batch)
+
+    def log_intensity(
+        self,
+        history: ETASHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log of the rate in the whole region."""
+        if not isinstance(history, SeismicHistory):
+            return super().log_intensity(history, times, seen)
+        triggered = self._answer(history, numba_seismic.IN_REGION, times, None, None, seen)
+        return (self.strengths().background.detach().sum() + triggered).log()[..., None]
+
+    def log_intensity_at(
+        self,
+        history: ETASHistory,
+        times: Float[Tensor, "B G Q"],
+        places: Float[Tensor, "B G Q k"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G Q M"]:
+        """log lambda(t, x), per unit of time and km^2."""
+        if not isinstance(history, SeismicHistory):
+            return super().log_intensity_at(history, times, places, seen)
+        found = self._answer(history, numba_seismic.AT_PLACE, times, None, places, seen)
+        return found.log()[..., None]
+
+    def closed_integral(
+        self,
+        history: ETASHistory,
+        a: Float[Tensor, "B G"],
+        b: Float[Tensor, "B G"],
+        seen: Int[Tensor, "B G"] | None = None,
+    ) -> Float[Tensor, "B G M"]:
+        """int_a^b over the whole region, in closed form."""
+        if not isinstance(history, SeismicHistory):
+            return super().closed_integral(history, a, b, seen)
+        times, ends = a[..., None], b[..., None]
+        found = self._answer(history, numba_seismic.INTEGRAL, times, ends, None, seen)
+        return self.strengths().background.detach().sum() * (b - a)[..., None] + found
+
+    @torch.no_grad()
+    def draw_places(
+        self,
+        history: ETASHistory,
+        time: Float[Tensor, " B"],
+        mark: Int[Tensor, " B"],
+        random: torch.Generator,
+    ) -> Float[Tensor, "B k"]:
+        """Where events of known time are: from the background, or around one of the events before,
+        inside the region.
+        """
+        if not isinstance(history, SeismicHistory):
+            return super().draw_places(history, time, mark, random)
+        rows = [self._draw_place(history, b, float(time[b]), random) for b in range(len(time))]
+        return torch.stack(rows)
+
+    @torch.no_grad()
+    def draw_clusters(
+        self,
+        history: ETASHistory,
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        random: torch.Generator,
+        limit: int,
+    ) -> Clusters | None:
+        """All events on [start, stop) of one path per row, exactly; None where a path has more than
+        ``limit``. As a branching process without corrections, else by thinning with a bound for
+        every event (`kernels.numba_seismic`).
+        """
+        if not isinstance(history, SeismicHistory):
+            return super().draw_clusters(history, start, stop, random, limit)
+        keys = torch.randint(2**62, (len(start),), generator=random).numpy().astype(np.uint64)
+        shared = all(torch.equal(x, x[:1].expand_as(x)) for x in (history.lengths, history.when))
+        groups = [np.arange(len(start))] if shared else [np.array([b]) for b in range(len(start))]
+        parts = []
+        for rows in groups:
+            part = self._simulate(history, rows, start, stop, keys[rows], limit)
+            if part is None:
+                return None
+            parts.append(part)
+        return Clusters.joined(parts)
+
+    def _simulate(
+        self,
+        history: SeismicHistory,
+        rows: NDArray[np.int64],
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        keys: NDArray[np.uint64],
+        limit: int,
+    ) -> Clusters | None:
+        """Paths of ``rows``, which have one history."""
+        b = int(rows[0])
+        n, known = self._row(history, b)
+        first, kernel, base = self._fresh(known.times, known.places)
+        fresh = first if self.evidence[0] > 0 else 2**62
+        drawn, features = self._drawn()
+        sources = self.sources.detach().numpy()
+        inside = regions.mass(self.sources[:, :2], self.sources[:, 2], self.corners).numpy()
+        peaks = sources[:, 3] / (2 * math.pi * sources[:, 2] * inside)
+        nodes = torch.stack(gauss_legendre(regions.NODES), 1).double().numpy()
+        stretch = self.stretch.numpy()
+        room, total = 256, 256 * len(rows)
+        kept = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
+        kept.append(history.origin[b, :n].numpy())
+        while True:
+            wide = [_room(x, room) for x in known]
+            count = np.zeros(total, dtype=np.int64)
+            found = np.zeros((total, 3))
+            chosen = np.zeros(total, dtype=np.int64)
+            used = numba_seismic.load().simulate(
+                keys,
+                start.numpy()[rows],
+                stop.numpy()[rows],
+                n,
+                *wide,
+                fresh,
+                _room(kernel, room),
+                base,
+                _room(self.shapes(history.delta[b, :n]), room),
+                float(self.attention[2]),
+                *self.laws(),
+                np.zeros(n + room),
+                *(_room(x, room) for x in kept),
+                _room(self._counts(history, b, n, n), room),
+                drawn,
+                stretch,
+                np.linalg.inv(stretch),
+                self.corners.numpy(),
+                np.ascontiguousarray((self.corners @ self.stretch.T).numpy()),
+                sources,
+                peaks,
+                sources[:, 3].cumsum(),
+                nodes,
+                count,
+                found,
+                chosen,
+            )
+            if used >= 0:
+                break
+            if room > limit:
+                return None
+            room, total = 4 * room, 4 * total
+        own = torch.from_numpy(rows[count[:used]])
+        if used and int(torch.bincount(own).max()) > limit:
+            return None
+        return Clusters(
+            own,
+            torch.from_numpy(found[:used, 0]),
+            torch.zeros_like(own),
+            torch.from_numpy(found[:used, 1:].copy()),
+            None if features is None else features[torch.from_numpy(chosen[:used])],
+        )
+
+    def _drawn(self) -> tuple[Array, Float[Tensor, "R F"] | None]:
+        """What simulated events take from training events (see `numba_seismic.simulate`), and the
+        features of these.
+        """
+        s = self.strengths()
+        if self.event_features is None:
+            delta, factor, features = torch.zeros(1).double(), torch.ones(1).double(), None
+        else:
+            features = self.event_features.table
+            at = self._magnitude_column(self.event_features.spec.names)
+            delta = features[:, at] - self.mc
+            factor = self._factors(self.event_features.standardised(features), s)
+        width = torch.exp(s.gamma * delta)
+        columns = [
+            delta,
+            s.productivity * factor,
+            torch.exp(s.log_width) * width,
+            1 / width,
+            torch.from_numpy(self.shapes(delta)),
+        ]
+        table = torch.cat([torch.stack(columns, 1), torch.exp(delta[:, None] * self.tilt)], 1)
+        return np.ascontiguousarray(table.numpy()), features
+
+    # ------------------------------------------------------------------ parts
+
+    def _blank(self, plain: ETASHistory) -> SeismicHistory:
+        """A history without attention, and without the states of exponentials of ETAS."""
+        values = {field.name: getattr(plain, field.name) for field in fields(ETASHistory)}
+        B, N = plain.when.shape
+        values["states"] = plain.states[..., :0]
+        return SeismicHistory(
+            **values,
+            owner=torch.full((B, N, ATTENDED), -1, dtype=torch.int64),
+            share=torch.zeros(B, N, ATTENDED, dtype=torch.float64),
+            given=torch.ones(B, N, dtype=torch.float64),
+            origin=torch.zeros(B, N, dtype=torch.float64),
+            rates=torch.ones(B, N, dtype=torch.float64),
+        )
+
+    @torch.no_grad()
+    def kernels(
+        self,
+        times: Float[Tensor, " N"],
+        places: Float[Tensor, "N 2"],
+        delta: Float[Tensor, " N"],
+        features: Float[Tensor, "N F"],
+    ) -> Kernels:
+        """What the loops need to know of events."""
+        s = self.strengths()
+        kappa = s.productivity * (features @ s.weight).exp()
+        width = torch.exp(s.gamma * delta)
+        boost = kappa[:, None] * torch.exp(delta[:, None] * self.tilt)
+        moved = places @ self.stretch.T
+        inside = kappa * self._inside(places, delta, s)
+        corners = self.corners @ self.stretch.T
+        ground = torch.zeros(len(times), len(self.scales), dtype=torch.float64)
+        for scale in range(len(self.lengths)):
+            share = regions.mass(moved, self.lengths[scale].square() * width, corners)
+            ground += boost * share[:, None] * self.spectrum[:, scale]
+        spread = torch.exp(s.log_width) * width
+        return Kernels(
+            *(
+                np.ascontiguousarray(x.detach().numpy())
+                for x in (times, places, moved, kappa, spread, 1 / width, boost, inside, ground)
+            )
+        )
+
+    def laws(self) -> tuple[Array, Array, Array, Array, Array]:
+        """As the loops take them: w_0, c, p, q, 1 / tau and g(0); decays and masses of the
+        exponentials of g, none where w_0 is 0; 1 / tau_k; h_l^2; and W.
+        """
+        s = self.strengths()
+        omega = torch.zeros_like(s.c) if s.taper is None else 1 / s.taper
+        peak = torch.exp(omori.log_normaliser(s.p, s.c, s.taper) - s.p * s.c.log())
+        etas = [float(x.detach()) for x in (self.kernel_weight, s.c, s.p, s.q, omega, peak)]
+        tail = np.zeros((0, 2))
+        if self.kernel_weight > 0:
+            weights, decays = omori.mixture(s.p, s.c, s.taper)
+            tail = torch.stack([decays, weights / decays], 1).detach().numpy()
+        return (
+            np.array(etas),
+            tail,
+            (1 / self.scales).numpy(),
+            self.lengths.square().numpy(),
+            self.spectrum.numpy(),
+        )
+
+    def shapes(self, delta: Float[Tensor, " N"]) -> Array:
+        """a_j of every event, infinite where attention updates nothing."""
+        strength, growth, _ = self.attention
+        if strength == 0:
+            return np.full(len(delta), np.inf)
+        return (strength * torch.exp(growth * delta)).detach().numpy()
+
+    def _row(self, history: SeismicHistory, b: int) -> tuple[int, Kernels]:
+        n = int(history.lengths[b])
+        assert history.places is not None  # the model has a box
+        parts = (history.when, history.places, history.delta, history.features)
+        return n, self.kernels(*(x[b, :n] for x in parts))
+
+    def _static(self, places: Float[Tensor, "N 2"]) -> Array:
+        """The density of the background's kernels."""
+        if not len(self.sources):
+            return np.zeros(len(places))
+        return np.ascontiguousarray(self.kernel_density(places).detach().numpy())
+
+    def _fresh(self, times: Array, places: Array) -> tuple[int, Array, Array]:
+        """The first event after training, the variance of each event's kernel in the background
+        (that of the nearest source) and its share in the region, and the constants of
+        `numba_seismic.background_at`.
+        """
+        level = self.strengths().background.detach()
+        first = len(times)
+        kernel = np.ones((len(times), 2))
+        kernels = 0.0
+        if len(self.sources):
+            kernels = float(level[1])
+        if len(self.sources) and self.evidence[0] > 0:
+            first = int(np.searchsorted(times, float(self.evidence[1]), side="right"))
+        if first < len(times):
+            kernel[first:, 0] = self._nearest(places[first:])
+            width = torch.from_numpy(kernel[first:, 0])
+            inside = regions.mass(torch.from_numpy(places[first:]), width, self.corners)
+            kernel[first:, 1] = inside.numpy()
+        weight = float(self.evidence[0]) if self.evidence[0] > 0 else 1.0
+        base = np.array([float(level[0]) / self.area, kernels, weight, float(level[0])])
+        return first, kernel, base
+
+    def _nearest(self, places: Array) -> Array:
+        from scipy.spatial import cKDTree
+
+        known = self.sources.detach().numpy()
+        _, index = cKDTree(known[:, :2]).query(places)
+        return np.asarray(known[index, 2])
+
+    def _sweep(self, history: SeismicHistory, b: int, begin: int) -> None:
+        """Rates and attention of the events from number ``begin`` on of row b, into the
+        history.
+        """
+        n, known = self._row(history, b)
+        assert history.places is not None  # the model has a box
+        first, kernel, base = self._fresh(known.times, known.places)
+        static = np.zeros(n)
+        static[begin:] = self._static(history.places[b, begin:n])
+        counts = self._counts(history, b, begin, n)
+        parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
+        numba_seismic.load().sweep(
+            begin,
+            *known,
+            static,
+            first,
+            kernel,
+            base,
+            self.shapes(history.delta[b, :n]),
+            float(self.attention[2]),
+            *self.laws(),
+            history.rates[b, :n].numpy(),
+            *parts,
+            history.origin[b, :n].numpy(),
+            counts,
+        )
+
+    def _counts(self, history: SeismicHistory, b: int, position: int, size: int) -> Array:
+        """N_j after the first ``position`` events."""
+        owner = history.owner[b, :position].flatten()
+        share = history.share[b, :position].flatten()
+        kept = owner >= 0
+        return np.bincount(owner[kept].numpy(), share[kept].numpy(), size).astype(np.float64)
+
+    @torch.no_grad()
+    def _answer(
+        self,
+        history: SeismicHistory,
+        kind: int,
+        times: Float[Tensor, "B G Q"],
+        ends: Float[Tensor, "B G Q"] | None,
+        places: Float[Tensor, "B G Q 2"] | None,
+        seen: Int[Tensor, "B G"] | None,
+    ) -> Float[Tensor, "B G Q"]:
+        B, G, Q = times.shape
+        position = torch.arange(G).expand(B, G) if seen is None else seen
+        position = torch.minimum(position, history.lengths[:, None])
+        found = torch.zeros(B, G * Q, dtype=torch.float64)
+        for b in range(B):
+            n, known = self._row(history, b)
+            first, kernel, base = self._fresh(known.times, known.places)
+            after = position[b][:, None].expand(G, Q).reshape(-1)
+            order = torch.argsort(after, stable=True)
+            asked = times[b].reshape(-1)[order]
+            until = asked if ends is None else ends[b].reshape(-1)[order]
+            where = torch.zeros(len(asked), 2, dtype=torch.float64)
+            static = np.zeros(len(asked))
+            if places is not None:
+                where = places[b].reshape(-1, 2)[order]
+                static = self._static(where)
+            values = np.zeros(len(asked))
+            numba_seismic.load().answer(
+                kind,
+                *(np.ascontiguousarray(x.numpy()) for x in (asked, until, where)),
+                np.ascontiguousarray((where @ self.stretch.T).numpy()),
+                static,
+                after[order].numpy(),
+                *known,
+                first,
+                kernel,
+                base,
+                self.shapes(history.delta[b, :n]),
+                *self.laws(),
+                *(x[b, :n].numpy() for x in (history.given, history.owner, history.share)),
+                history.origin[b, :n].numpy(),
+                np.zeros(n),
+                values,
+            )
+            found[b, order] = torch.from_numpy(values)
+        return found.reshape(B, G, Q)
+
+    def _draw_place(
+        self, history: SeismicHistory, b: int, time: float, random: torch.Generator
+    ) -> Float[Tensor, " 2"]:
+        n, known = self._row(history, b)
+        etas, tail, fast, _, _ = self.laws()
+        lag = time - known.times
+        counts = self._counts(history, b, n, n)
+        shape = self.shapes(history.delta[b, :n])
+        fade = np.exp(-np.minimum(lag[:, None] * tail[:, 0], 700.0))
+        due = etas[0] * known.inside * ((1 - fade) @ tail[:, 1])
+        decay = np.exp(-np.minimum(lag[:, None] * fast, 700.0))
+        due = due + (known.ground * (1 - decay)).sum(1)
+        power = etas[0] * known.inside * (fade @ (tail[:, 0] * tail[:, 1]))
+        by_scale = known.ground * decay * fast
+        factor = np.ones(n)
+        finite = np.isfinite(shape)
+        given = history.given[b, :n].numpy()
+        factor[finite] = ((shape * given + counts) / (shape + due))[finite]
+        table = np.column_stack([power, by_scale]) * factor[:, None]
+        total = float(self.strengths().background.detach().sum())
+        coin = float(torch.rand((), dtype=torch.float64, generator=random)) * (total + table.sum())
+        if coin < total or not n:
+            return self._draw_background_place(history, b, known, random)
+        cell = int(np.searchsorted(table.cumsum(), coin - total, side="right"))
+        j, k = divmod(min(cell, table.size - 1), table.shape[1])
+        return self._draw_offspring(history, b, j, k - 1, random)
+
+    def _draw_offspring(
+        self, history: SeismicHistory, b: int, j: int, scale: int, random: torch.Generator
+    ) -> Float[Tensor, " 2"]:
+        """A place around event j, from the power law (scale -1) or the normal densities of a time
+        scale, inside the region.
+        """
+        assert history.places is not None  # the model has a box
+        delta = history.delta[b, j : j + 1]
+        s = self.strengths()
+        back = torch.linalg.inv(self.stretch)
+        width = torch.exp(s.gamma * delta)
+        while True:
+            if scale < 0:
+                away = self._scatter(delta, s, random)[0]
+            else:
+                own = torch.multinomial(self.spectrum[scale], 1, generator=random)
+                sd = (self.lengths[own] * width.sqrt())[0]
+                noise = torch.randn(2, dtype=torch.float64, generator=random)
+                away = back @ (sd * noise)
+            place = history.places[b, j] + away
+            if bool(regions.inside(place[None], self.corners)[0]):
+                return place.detach()
+
+    def _draw_background_place(
+        self, history: SeismicHistory, b: int, known: Kernels, random: torch.Generator
+    ) -> Float[Tensor, " 2"]:
+        first, kernel, base = self._fresh(known.times, known.places)
+        weight = history.origin[b, first : len(known.times)]
+        total = float(weight.sum())
+        s = self.strengths()
+        by_kernel = float(s.background[1] / s.background.sum()) if len(self.sources) else 0.0
+        newer = by_kernel * total / (base[2] + total) if total else 0.0
+        if float(torch.rand((), dtype=torch.float64, generator=random)) >= newer:
+            return self.draw_background(1, random)[0]
+        j = first + int(torch.multinomial(weight, 1, generator=random))
+        while True:
+            noise = torch.randn(2, dtype=torch.float64, generator=random)
+            place = torch.from_numpy(known.places[j]) + math.sqrt(kernel[j, 0]) * noise
+            if bool(regions.inside(place[None], self.corners)[0]):
+                return place
+
+
+def _room(values: NDArray[Any], room: int) -> NDArray[Any]:
+    """An array with room for as many rows more."""
+    wider = np.zeros((len(values) + room, *values.shape[1:]), dtype=values.dtype)
+    wider[: len(values)] = values
+    return wider
+
+
+def _padded(history: SeismicHistory, room: int) -> SeismicHistory:
+    """The history with room for as many events more."""
+    if not room:
+        return history
+    changed: dict[str, Any] = {
+        "times": torch.cat([history.times, history.times[:, -1:].expand(-1, room)], 1),
+        "states": torch.cat([history.states, history.states[:, -1:].expand(-1, room, -1)], 1),
+    }
+    for name in ("when", "features", "delta", "places", *ATTENTION):
+        value = getattr(history, name)
+        empty = -1 if name == "owner" else 0
+        more = value.new_full((value.shape[0], room, *value.shape[2:]), empty)
+        changed[name] = torch.cat([value, more], 1)
+    return replace(history, **changed)

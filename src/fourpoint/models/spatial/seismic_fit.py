@@ -1,0 +1,492 @@
+r"""Fitting the corrections of the seismic DAPP, one after the other, from a fitted ETAS model.
+
+1. The spectrum. At fixed scales the rate is linear in its weights, lambda_i = mu_i + sum_c W_c
+   Phi_ic, and the log-likelihood concave; it is maximised by expectation-maximisation,
+
+       W_c <- (W_c sum_i Phi_ic / lambda_i + n pi_c) / (C_c + n pi_c / E_c),
+
+   C_c being the integral of the column c over the scored time and the region. E_c is the spectrum
+   of the ETAS kernel, and pi_c the share of E_c C_c in its sum: a gamma prior, worth n events, that
+   draws the weights of a small catalogue to ETAS. The background's level is a column too.
+2. Anisotropy: the map A = V^(-1/2) with V Tyler's scatter matrix of the displacements from parents
+   to offspring, each pair with its probability, which depends on directions alone.
+3. beta, the tilt of productivity between short and long time scales with the magnitude.
+4. The attention's a, growth and inheritance, and common factors of the triggered rate and of the
+   background, by the simplex method on the training likelihood. Pairs that matter are listed once,
+   so that one evaluation costs a fraction of a pass over all pairs.
+
+Each step is kept if it raises the training log-likelihood by more than one per parameter (Akaike's
+criterion); `keep_best` then chooses between the stages on the dev split.
+"""
+
+from __future__ import annotations
+
+import math
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fourpoint.events import Batch, Dataset
+from fourpoint.kernels import numba_seismic
+from fourpoint.kernels.compiling import threads
+from fourpoint.models.etas_fit import (
+    Log,
+    background_probabilities,
+    leave_one_out,
+    scored_pieces,
+)
+from fourpoint.ops import omori, regions
+
+if TYPE_CHECKING:
+    from fourpoint.models.spatial.seismic_dapp import Kernels, SeismicDAPP
+
+Array = NDArray[np.float64]
+TIMES_PER_DECADE = 1.8
+LENGTHS_PER_DECADE = 2.7
+SHORTEST_SCALE = 0.1  # in units of c
+STEPS = 400  # of expectation-maximisation
+PRIOR = 100.0  # events that the ETAS kernel is worth
+LEAST = 1e-4  # share of the rate of pairs that are listed
+SPARSE = 1e-5  # share of the triggered events below which a weight is dropped
+TILTS = (0.0, -0.15)  # per decade of time and unit of magnitude
+CHUNKS = 8
+
+
+class Row(NamedTuple):
+    """One sequence: its kernels, magnitudes above m_c, background at every event (each training
+    event left out of its own density), scored events, and pieces of scored time with exposure.
+    """
+
+    known: Kernels
+    delta: Array
+    background: Array
+    scored: NDArray[np.int64]
+    pieces: list[tuple[float, float, float]]
+
+
+class Spectrum(NamedTuple):
+    """Weights of a spectrum, the factor of the background and the log-likelihood."""
+
+    weights: Array
+    level: float
+    value: float
+
+
+@torch.no_grad()
+def fit_corrections(model: SeismicDAPP, data: Dataset) -> list[str]:
+    """Fit spectrum, anisotropy, tilt and attention to ``data``; what was found, in lines. The
+    stages are left in ``model.stages``.
+    """
+    logs = [Log(model, data.batch([row])) for row in range(len(data))]
+    events = max(1, data.scored_events)
+    set_scales(model, data)
+    if not model.spectrum.numel():
+        return ["corrections: none, since the catalogue spans less than one decade of time"]
+    rows = rows_of(model, logs)
+    ended = max(float(log.sources.times.max()) for log in logs if len(log.sources.times))
+    weight = sum(float(background_probabilities(model, log).sum()) for log in logs)
+    found = fit_spectrum(model, rows)
+    put_spectrum(model, found)
+    model.stages["spectrum"] = model.corrections()
+    notes = [f"spectrum: {np.count_nonzero(found.weights)} weights, {found.value / events:.4f}"]
+
+    better, said = _try_directions(model, logs, rows, found, events)
+    notes += said
+    better, said = _try_tilts(model, logs, better, events)
+    notes += said
+    model.correct(evidence=torch.tensor([weight, ended]))
+    model.stages["updated background"] = model.corrections()
+    notes += fit_attention(model, rows_of(model, logs), better.value, events)
+    return notes
+
+
+def set_scales(model: SeismicDAPP, data: Dataset) -> None:
+    """Time scales from a tenth of c to the length of the data, and lengths from the first
+    percentile of those of the power law (see `etas_spectrum`) to a third of the region's width,
+    with equal ratios.
+    """
+    from scipy.special import gammaincinv
+
+    s = model.strengths()
+    longest = float((data.stops - data.starts).max())
+    shortest = min(SHORTEST_SCALE * float(s.c), longest / 100)
+    width = math.sqrt(model.area) / 3
+    highest = float(gammaincinv(float(s.q) - 1, 0.99))
+    narrow = min(math.exp(float(s.log_width) / 2) / math.sqrt(2 * highest), width / 10)
+    times = 1 + round(TIMES_PER_DECADE * math.log10(longest / shortest))
+    sizes = 1 + round(LENGTHS_PER_DECADE * math.log10(width / narrow))
+    model.correct(
+        spectrum=torch.zeros(times, sizes),
+        scales=torch.logspace(math.log10(shortest), math.log10(longest), times).double(),
+        lengths=torch.logspace(math.log10(narrow), math.log10(width), sizes).double(),
+        tilt=torch.zeros(times),
+        stretch=torch.eye(2),
+    )
+
+
+def rows_of(model: SeismicDAPP, logs: list[Log]) -> list[Row]:
+    """What the fit needs of every sequence, with the anisotropy and the tilt as they are now."""
+    level = model.strengths().background
+    density = None
+    if len(model.sources):
+        density = leave_one_out(model, model.sources, torch.arange(len(model.sources)))
+    found = []
+    offset = 0
+    for log in logs:
+        n = len(log.sources.times)
+        assert log.sources.places is not None  # the model has a box
+        background = (level[0] / model.area).expand(n)
+        if density is not None:
+            background = background + level[1] * density[offset : offset + n]
+        offset += n
+        known = model.kernels(
+            log.sources.times, log.sources.places, log.sources.delta, log.sources.features
+        )
+        found.append(
+            Row(
+                known,
+                log.sources.delta.numpy(),
+                background.numpy(),
+                log.scored.numpy(),
+                log.pieces,
+            )
+        )
+    return found
+
+
+def columns(model: SeismicDAPP, row: Row) -> tuple[Array, Array]:
+    """Phi at the scored events and the integrals C of its columns."""
+    _, _, fast, variances, _ = model.laws()
+    known = row.known
+    first, last = int(row.scored[0]), int(row.scored[-1]) + 1
+    found = np.zeros((last - first, len(fast) * len(variances)))
+    loops = numba_seismic.load()
+    edges = np.linspace(first, last, CHUNKS * threads() + 1).astype(np.int64)
+
+    def some(part: tuple[int, int]) -> None:
+        low, high = part
+        own = found[low - first : high - first]
+        given = (known.times, known.moved, known.narrow, known.boost, fast, variances)
+        loops.features(low, high, *given, own)
+
+    with ThreadPoolExecutor(threads()) as pool:
+        list(pool.map(some, zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)))
+    passed = np.zeros((len(known.times), len(fast)))
+    for a, b, exposure in row.pieces:
+        ends = [np.exp(-np.maximum(x - known.times, 0)[:, None] * fast) for x in (a, b)]
+        passed += exposure * (ends[0] - ends[1])
+    corners = model.corners @ model.stretch.T
+    moved = torch.from_numpy(known.moved)
+    width = torch.from_numpy(1 / known.narrow)
+    masses = [regions.mass(moved, float(h) * width, corners).numpy() for h in variances]
+    integral = (known.boost * passed).T @ np.stack(masses, 1)
+    return found[row.scored - first], integral.flatten()
+
+
+def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
+    """Weights and background by expectation-maximisation."""
+    parts = [columns(model, row) for row in rows]
+    phi = np.concatenate([part[0] for part in parts])
+    integral = sum((part[1] for part in parts), np.zeros(phi.shape[1]))
+    background = np.concatenate([row.background[row.scored] for row in rows])
+    time = sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
+    quiet = float(model.strengths().background.sum()) * time
+    prior = etas_spectrum(model).flatten()
+    pseudo = PRIOR * prior * integral / max(float(prior @ integral), 1e-300)
+    shrinkage = np.divide(pseudo, prior, out=np.zeros_like(prior), where=prior > 0)
+    weights = prior + 0.1 * prior.sum() / len(prior)
+    level = 1.0
+    for step in range(STEPS):
+        inverse = 1 / (level * background + phi @ weights)
+        level *= float(background @ inverse) / quiet
+        weights = (weights * (inverse @ phi) + pseudo) / np.maximum(integral + shrinkage, 1e-300)
+        if step == STEPS // 2:
+            weights[weights * integral < SPARSE * len(phi)] = 0.0
+            pseudo = np.where(weights > 0, pseudo, 0.0)
+    rate = level * background + phi @ weights
+    value = float(np.log(rate).sum() - level * quiet - weights @ integral)
+    return Spectrum(weights.reshape(len(model.scales), -1), level, value)
+
+
+def etas_spectrum(model: SeismicDAPP) -> Array:
+    """The spectrum of the ETAS kernel on the model's scales: g is a mixture of exponentials, and
+    the power law f one of normal densities of variance D / 2u, u from a gamma law of shape q - 1.
+    """
+    from scipy.special import gammaincc
+
+    s = model.strengths()
+    weights, decays = omori.mixture(s.p, s.c, s.taper)
+    mass = (weights / decays).numpy()
+    scales = model.scales.log().numpy()
+    in_time = np.zeros(len(scales))
+    if len(scales) > 1:
+        place = np.interp(-decays.log().numpy(), scales, np.arange(len(scales)))
+        low = np.minimum(place.astype(np.int64), len(scales) - 2)
+        np.add.at(in_time, low, mass * (low + 1 - place))
+        np.add.at(in_time, low + 1, mass * (place - low))
+    else:
+        in_time += mass.sum()
+    lengths = model.lengths.numpy()
+    between = np.sqrt(lengths[1:] * lengths[:-1])
+    within = gammaincc(float(s.q) - 1, math.exp(float(s.log_width)) / (2 * between**2))
+    in_space = np.diff(np.concatenate([[0.0], within, [1.0]]))
+    return np.outer(in_time, in_space)
+
+
+def put_spectrum(model: SeismicDAPP, found: Spectrum) -> None:
+    """Use the weights in place of the ETAS kernel, without scales that have none."""
+    used = found.weights > 0
+    times = np.flatnonzero(used.any(1))
+    sizes = np.flatnonzero(used.any(0))
+    model.correct(
+        spectrum=torch.from_numpy(found.weights[times][:, sizes]),
+        scales=model.scales[times],
+        lengths=model.lengths[sizes],
+        tilt=model.tilt[times],
+        kernel_weight=torch.tensor(0.0),
+        log_background=model.log_background + math.log(found.level),
+    )
+
+
+class Pairs(NamedTuple):
+    """Pairs that matter, event by event, as `numba_seismic.pairs` finds them."""
+
+    first: int
+    parents: NDArray[np.int64]
+    values: Array
+    dues: Array
+    offsets: NDArray[np.int64]
+    rest: Array
+
+
+def list_pairs(model: SeismicDAPP, row: Row, first: int) -> Pairs:
+    """The pairs of events from number ``first`` on with at least :data:`LEAST` of the rate."""
+    events = len(row.known.times)
+    room = 64 * max(1, events - first)
+    known = row.known
+    while True:
+        parents = np.zeros(room, dtype=np.int64)
+        values, dues = np.zeros(room), np.zeros(room)
+        offsets, rest = np.zeros(events + 1, dtype=np.int64), np.zeros(events)
+        used = numba_seismic.load().pairs(
+            first,
+            *known,
+            row.background,
+            *model.laws(),
+            LEAST,
+            parents,
+            values,
+            dues,
+            offsets,
+            rest,
+        )
+        if used >= 0:
+            return Pairs(first, parents[:used], values[:used], dues[:used], offsets, rest)
+        room *= 4
+
+
+def _try_directions(
+    model: SeismicDAPP, logs: list[Log], rows: list[Row], before: Spectrum, events: int
+) -> tuple[Spectrum, list[str]]:
+    """Anisotropy, if it raises the likelihood."""
+    kept = model.corrections()
+    shape = scatter(model, rows_of(model, logs))
+    values, vectors = np.linalg.eigh(shape)
+    stretch = vectors @ np.diag(values**-0.5) @ vectors.T
+    return _try(model, logs, kept, before, events, "anisotropy", stretch, 0.0)
+
+
+def _try_tilts(
+    model: SeismicDAPP, logs: list[Log], before: Spectrum, events: int
+) -> tuple[Spectrum, list[str]]:
+    """Magnitude-dependent decay, if it raises the likelihood."""
+    stretch = model.stretch.numpy()
+    kept = model.corrections()
+    return _try(model, logs, kept, before, events, "magnitude-dependent decay", stretch, TILTS[1])
+
+
+def _try(
+    model: SeismicDAPP,
+    logs: list[Log],
+    kept: dict[str, torch.Tensor],
+    before: Spectrum,
+    events: int,
+    name: str,
+    stretch: Array,
+    tilt: float,
+) -> tuple[Spectrum, list[str]]:
+    """The spectrum again with another map or tilt; kept if the likelihood rises."""
+    decades = model.scales.log10()
+    model.correct(
+        stretch=torch.from_numpy(np.ascontiguousarray(stretch)),
+        tilt=tilt * (decades - decades.mean()),
+    )
+    found = fit_spectrum(model, rows_of(model, logs))
+    gain = (found.value - before.value) / events
+    said = [f"{name}: {gain:+.4f} on training events"]
+    if found.value < before.value + 2:
+        model.correct(**kept)
+        return before, said
+    put_spectrum(model, found)
+    model.stages[name] = model.corrections()
+    return found, said
+
+
+def scatter(model: SeismicDAPP, rows: list[Row]) -> Array:
+    """Tyler's scatter matrix of displacements from parents to offspring, of determinant 1; from the
+    last third of the events.
+    """
+    away, weights = [np.zeros((0, 2))], [np.zeros(0)]
+    for row in rows:
+        events = len(row.known.times)
+        found = list_pairs(model, row, 2 * events // 3)
+        child = np.repeat(np.arange(events), np.diff(found.offsets))
+        total = row.background + found.rest
+        total = total + np.bincount(child, found.values, events)
+        away.append(row.known.places[child] - row.known.places[found.parents])
+        weights.append(found.values / total[child])
+    apart, weight = np.concatenate(away), np.concatenate(weights)
+    used = (apart != 0).any(1)
+    apart, weight = apart[used], weight[used]
+    shape = np.eye(2)
+    if weight.sum() < 10:
+        return shape
+    for _ in range(50):
+        distance = np.einsum("na,ab,nb->n", apart, np.linalg.inv(shape), apart)
+        shape = np.einsum("n,na,nb->ab", weight / distance, apart, apart)
+        shape /= math.sqrt(np.linalg.det(shape))
+    return shape
+
+
+def fit_attention(model: SeismicDAPP, rows: list[Row], before: float, events: int) -> list[str]:
+    """a, growth and inheritance by the simplex method, with common factors of the triggered rate
+    and the background.
+    """
+    from scipy.optimize import minimize
+
+    listed = [list_pairs(model, row, 0) for row in rows]
+    spans = [(row.pieces[0][0], row.pieces[-1][1]) for row in rows]
+    ends = [
+        [expected(model, row.known, np.maximum(x - row.known.times, 0)) for x in span]
+        for row, span in zip(rows, spans, strict=True)
+    ]
+    quiet = float(model.strengths().background.sum())
+    quiet *= sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
+
+    def loss(point: Array) -> float:
+        strength, scale, level = np.exp(np.clip(point[[0, 3, 4]], -20, 20))
+        inherit = 1 / (1 + math.exp(-float(np.clip(point[2], -30, 30))))
+        total = -level * quiet
+        for row, pairs, (early, final) in zip(rows, listed, ends, strict=True):
+            size = len(row.delta)
+            given, counts, found = np.ones(size), np.zeros(size), np.ones(size)
+            total -= numba_seismic.load().replay(
+                pairs.first,
+                int(row.scored[0]),
+                *pairs[1:],
+                row.background,
+                level,
+                row.delta,
+                final,
+                early,
+                strength,
+                float(point[1]),
+                inherit,
+                scale,
+                given,
+                counts,
+                found,
+            )
+            total += np.log(found[row.scored]).sum()
+        return -float(total) / events
+
+    start = np.array([math.log(0.5), 0.7, 0.0, math.log(0.9), 0.0])
+    simplex = start + np.vstack([np.zeros(5), np.diag([0.7, 0.4, 1.0, 0.1, 0.1])])
+    options = {"maxfev": 160, "xatol": 0.02, "fatol": 1e-5, "initial_simplex": simplex}
+    best = minimize(loss, start, method="Nelder-Mead", options=options)
+    gain = -best.fun - before / events
+    strength, scale, level = np.exp(best.x[[0, 3, 4]])
+    inherit = 1 / (1 + math.exp(-best.x[2]))
+    said = (
+        f"attention: a {strength:.3g}, growth {best.x[1]:.3g}, inheritance {inherit:.2f}, "
+        f"{gain:+.4f} on training events"
+    )
+    if gain * events < len(start):
+        return [f"{said}, not kept"]
+    model.correct(
+        attention=torch.tensor([strength, best.x[1], inherit]),
+        spectrum=model.spectrum * scale,
+        log_background=model.log_background + math.log(level),
+    )
+    model.stages["attention"] = model.corrections()
+    return [said]
+
+
+def expected(
+    model: SeismicDAPP, known: Kernels, lags: Array, index: NDArray[np.int64] | None = None
+) -> Array:
+    """Lambda_j at a lag of each event, or of the events at ``index``."""
+    etas, tail, fast, _, _ = model.laws()
+    inside = known.inside if index is None else known.inside[index]
+    ground = known.ground if index is None else known.ground[index]
+    power = -etas[0] * inside * (np.expm1(-lags[:, None] * tail[:, 0]) @ tail[:, 1])
+    return np.asarray(power - (ground * np.expm1(-lags[:, None] * fast)).sum(1))
+
+
+@torch.no_grad()
+def score(model: SeismicDAPP, data: Dataset) -> float:
+    """The log-likelihood of ``data``: rates at events, and integrals by event rather than by
+    gap.
+    """
+    return sum(_score_row(model, data.batch([row])) for row in range(len(data)))
+
+
+def _score_row(model: SeismicDAPP, batch: Batch) -> float:
+    from fourpoint.models.spatial.seismic_dapp import SeismicHistory
+
+    s = model.strengths()
+    if not model.corrected:
+        log = Log(model, batch)
+        assert log.queries.places is not None  # the model has a box
+        _, triggered = log.rates(model, s)
+        rate = model.background_density(log.queries.places) + triggered
+        return float(rate.log().sum() - log.integral(model, s))
+    history = model.encode(batch)
+    assert isinstance(history, SeismicHistory) and history.places is not None
+    n = int(history.lengths[0])
+    parts = (history.when, history.places, history.delta, history.features)
+    known = model.kernels(*(x[0, :n] for x in parts))
+    total = float(history.rates[0, batch.scored[0]].log().sum())
+    shape = model.shapes(history.delta[0, :n])
+    given = history.given[0, :n].numpy()
+    owner, share = (x[0, :n].numpy() for x in (history.owner, history.share))
+    child, place = np.nonzero(owner >= 0)
+    parent, weight = owner[child, place], share[child, place]
+    for a, b, exposure in scored_pieces(batch):
+        total -= exposure * (b - a) * float(s.background.sum())
+        early, final = (expected(model, known, np.maximum(x - known.times, 0)) for x in (a, b))
+        if not np.isfinite(shape).all():
+            total -= exposure * float((final - early).sum())
+            continue
+        prior = shape * given * np.log1p((final - early) / (shape + early))
+        began = np.clip(known.times[child], a, b) - known.times[parent]
+        due = expected(model, known, np.maximum(began, 0), parent)
+        paid = weight * np.log((shape[parent] + final[parent]) / (shape[parent] + due))
+        total -= exposure * float(prior.sum() + paid.sum())
+    return total
+
+
+def keep_best(model: SeismicDAPP, dev: Dataset) -> list[str]:
+    """Put the stage with the highest log-likelihood on ``dev`` into the model."""
+    events = max(1, dev.scored_events)
+    values = {}
+    for name, stage in model.stages.items():
+        model.correct(**stage)
+        values[name] = score(model, dev) / events
+    best = max(values, key=lambda name: values[name])
+    model.correct(**model.stages[best])
+    said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+    return [f"log-likelihood per event on dev: {said}; kept: {best}"]

@@ -1,0 +1,215 @@
+r"""Sums over pairs of a query and an earlier event, the costly part of an ETAS likelihood.
+
+    sum_{i < seen_j} exp(a' z_i) (s_ij + c)^-p exp(-omega s_ij) D_i^-1 (1 + r_ij^2 / D_i)^-q,
+    s_ij = t_j - t_i,    r_ij = |x_j - x_i|,    D_i = exp(l + gamma delta_i)
+
+without the last two factors where events have no places. Gradients are those in
+theta = (c, p, omega, l, gamma, q, a); times and places are data.
+
+:func:`trigger_sums` chooses the compiled loop (`kernels.TRIGGERING`), which forms the sums and
+their derivatives in one pass; :func:`plain_trigger_sums` is the definition.
+
+Axes: J queries, N sources, F features, T = 6 + F parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fourpoint import kernels
+from fourpoint.kernels.autograd import Context
+
+SCALARS = 6  # c, p, omega, l, gamma, q
+TOLERANCE = 5e-6  # of the fourth-order term of a group of events, as a share of the rate
+PAIRS = 2**22  # compared at once by the plain function
+
+
+class Sources(NamedTuple):
+    """Events that trigger others: when (N,), where (N, 2) or None, delta (N,) and z (N, F)."""
+
+    times: Float[Tensor, " N"]
+    places: Float[Tensor, "N 2"] | None
+    delta: Float[Tensor, " N"]
+    features: Float[Tensor, "N F"]
+
+
+class Queries(NamedTuple):
+    """Times and places at which the rate is asked for; query j sees the sources before number
+    ``seen[j]``, in their order.
+    """
+
+    times: Float[Tensor, " J"]
+    places: Float[Tensor, "J 2"] | None
+    seen: Int[Tensor, " J"]
+
+
+def trigger_sums(
+    sources: Sources, queries: Queries, theta: Float[Tensor, " T"]
+) -> Float[Tensor, " J"]:
+    """The sums for every query, with gradient in ``theta``.
+
+    >>> one = torch.ones(1).double()
+    >>> sources = Sources(0 * one, None, 0 * one, one[:, None])
+    >>> queries = Queries(one, None, torch.ones(1, dtype=torch.int64))
+    >>> theta = torch.tensor([1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]).double()
+    >>> trigger_sums(sources, queries, theta).item()  # (1 + 1)^-2
+    0.25
+    """
+    loop = kernels.TRIGGERING.choose(len(queries.times) * len(sources.times), theta.device.type)
+    if loop is None:
+        return plain_trigger_sums(sources, queries, theta)
+    found: Tensor = _Compiled.apply(theta, sources, queries, loop)
+    return found
+
+
+def plain_trigger_sums(
+    sources: Sources, queries: Queries, theta: Float[Tensor, " T"]
+) -> Float[Tensor, " J"]:
+    """As :func:`trigger_sums`, from all pairs."""
+    count = max(1, PAIRS // max(1, len(sources.times)))
+    found = []
+    for rows in torch.arange(len(queries.times), device=theta.device).split(count):
+        places = None if queries.places is None else queries.places[rows]
+        found.append(
+            _some(sources, Queries(queries.times[rows], places, queries.seen[rows]), theta)
+        )
+    return torch.cat(found) if found else theta.new_zeros(0)
+
+
+def _some(sources: Sources, queries: Queries, theta: Float[Tensor, " T"]) -> Float[Tensor, " J"]:
+    c, p, omega, level, gamma, q = theta[:SCALARS]
+    index = torch.arange(len(sources.times), device=theta.device)
+    known = index < queries.seen[:, None]
+    lag = torch.where(known, queries.times[:, None] - sources.times, 1.0)
+    logs = sources.features @ theta[SCALARS:] - p * (lag + c).log() - omega * lag
+    if sources.places is not None and queries.places is not None:
+        log_width = level + gamma * sources.delta
+        apart = (queries.places[:, None] - sources.places).square().sum(-1)
+        logs = logs - log_width - q * torch.log1p(apart * torch.exp(-log_width))
+    return torch.where(known, logs.exp(), 0.0).sum(1)
+
+
+class Planned:
+    """The sums of queries by groups of events: a plan made at ``theta``, whose sums have exact
+    gradients in the parameters.
+
+    Arguments
+        floor: a lower bound (J,) of each query's rate in the units of the sums: the background over
+            the factor of the sums.
+        tolerance: of the second-order term of a group, as a share of the rate.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        queries: Queries,
+        theta: Float[Tensor, " T"],
+        floor: Float[Tensor, " J"],
+        tolerance: float = TOLERANCE,
+    ) -> None:
+        self.sources = sources
+        self.queries = queries
+        self.loops = kernels.TRIGGER_TREE.load()
+        from fourpoint.kernels.numba_trigger_tree import Asked, Events, make_plan
+
+        times, places, delta, features, at, where, seen = _arrays(sources, queries)
+        events = Events(times, places, delta, features)
+        asked = Asked(at, where, seen, floor.detach().numpy())
+        self.plan = make_plan(self.loops, events, asked, theta.detach().numpy(), tolerance)
+
+    @property
+    def entries(self) -> float:
+        """Events and groups per query."""
+        return float(self.plan.offsets[-1]) / max(1, len(self.queries.times))
+
+    def __call__(self, theta: Float[Tensor, " T"]) -> Float[Tensor, " J"]:
+        """The sums at other parameters."""
+        found: Tensor = _ByPlan.apply(theta, self)
+        return found
+
+
+def planned(
+    sources: Sources, queries: Queries, theta: Float[Tensor, " T"], floor: Float[Tensor, " J"]
+) -> Planned | None:
+    """A plan, where there are so many pairs that it pays; None where full sums are quicker."""
+    pairs = len(queries.times) * len(sources.times)
+    if kernels.TRIGGER_TREE.choose(pairs, theta.device.type) is None:
+        return None
+    return Planned(sources, queries, theta, floor)
+
+
+@torch.no_grad()
+def tree_error(
+    plan: Planned, theta: Float[Tensor, " T"], floor: Float[Tensor, " J"], count: int = 400
+) -> tuple[float, float]:
+    """The mean and the mean absolute error of the logarithm of rates by a plan, against full sums
+    at ``count`` queries spread evenly.
+    """
+    rows = torch.linspace(0, len(plan.queries.times) - 1, count).long().unique()
+    places = None if plan.queries.places is None else plan.queries.places[rows]
+    some = Queries(plan.queries.times[rows], places, plan.queries.seen[rows])
+    exact = trigger_sums(plan.sources, some, theta) + floor[rows]
+    change = ((plan(theta)[rows] + floor[rows]) / exact).log()
+    return float(change.mean()), float(change.abs().mean())
+
+
+class _ByPlan(torch.autograd.Function):
+    """The sums of a plan."""
+
+    @staticmethod
+    def forward(ctx: Context, theta: Tensor, plan: Planned) -> Tensor:
+        from fourpoint.kernels.numba_trigger_tree import run
+
+        arrays = _arrays(plan.sources, plan.queries)
+        features, at, where = arrays[3], arrays[4], arrays[5]
+        values, derivatives = run(
+            plan.loops,
+            plan.plan,
+            features,
+            at,
+            where,
+            theta.detach().numpy(),
+            ctx.needs_input_grad[0],
+        )
+        ctx.save_for_backward(torch.from_numpy(derivatives))
+        return torch.from_numpy(values)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None]:
+        (derivatives,) = ctx.saved_tensors
+        return grad @ derivatives, None
+
+
+class _Compiled(torch.autograd.Function):
+    """The compiled loop, which finds values and derivatives together."""
+
+    @staticmethod
+    def forward(
+        ctx: Context, theta: Tensor, sources: Sources, queries: Queries, loop: kernels.Loop
+    ) -> Tensor:
+        values, derivatives = loop(
+            *_arrays(sources, queries), theta.detach().numpy(), ctx.needs_input_grad[0]
+        )
+        ctx.save_for_backward(torch.from_numpy(derivatives))
+        return torch.from_numpy(values)
+
+    @staticmethod
+    def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        (derivatives,) = ctx.saved_tensors
+        return grad @ derivatives, None, None, None
+
+
+def _arrays(sources: Sources, queries: Queries) -> tuple[NDArray[Any], ...]:
+    """What the loop takes: sources, then queries; places of 0 columns where there are none."""
+    flat = [sources.times, sources.places, sources.delta, sources.features]
+    flat += [queries.times, queries.places, queries.seen]
+    return tuple(
+        np.zeros((0, 2)) if part is None else np.ascontiguousarray(part.detach().numpy())
+        for part in flat
+    )
