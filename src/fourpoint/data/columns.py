@@ -28,6 +28,7 @@ from fourpoint.data.opened import Table, flat, pieces
 from fourpoint.events import SPLITS, EventDataError, MarkSpace
 
 MOST_TYPES = 1_000_000
+HISTORY = "history"  # a split: events that condition and are not scored
 EXACT = 2**53  # whole numbers up to this are floats
 
 
@@ -312,11 +313,13 @@ def read_marks(
 
 
 def read_splits(columns: Columns, name: str) -> tuple[NDArray[np.int32], NDArray[np.str_]]:
-    """Each row's number among the splits that the column names, and those splits."""
+    """Each row's number among the splits that the column names, and those splits, of which one may
+    be "history".
+    """
     if not columns.is_text(name):
         raise columns.error(f"text in column {name!r}", "whole numbers", "Use train, dev and test.")
     numbered, words = columns.labels(name)
-    odd = next((i for i, word in enumerate(words) if word not in SPLITS), None)
+    odd = next((i for i, word in enumerate(words) if word not in (HISTORY, *SPLITS)), None)
     if odd is not None:
         row = int(np.argmax(numbered.code() == odd))
         if words[odd].lower().startswith("val"):

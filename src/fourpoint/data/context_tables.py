@@ -52,7 +52,7 @@ class UnrecordedEvent(EventDataError):
 class Tables:
     """What a user gives beside the events: paths or tables in memory, or None.
 
-    Arguments
+    Args:
         gaps, observed: intervals; at most one of the two.
         exposure: a factor of the rate.
         covariates: columns of time.

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import SPLITS, Dataset, Steps
-from fourpoint.events.dates import SECONDS
+from fourpoint.events.dates import SECONDS, suiting_unit
 from fourpoint.report.printing import text_table
 from fourpoint.sanitising import console_text
 
@@ -35,7 +35,7 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     events | 3
     window | 3 hours
     rate | 1 events per hour
-    gaps | median 0.5 hours, nine in ten from 0.05 to 0.95
+    gaps | median 30 minutes, nine in ten from 3 to 57
     ties | 50.0% of gaps are zero
     marks | none
     """
@@ -63,8 +63,13 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     ]
     if len(data.gaps):
         a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
+        suiting = data.unit
+        if data.unit in SECONDS and c > 0:
+            suiting = suiting_unit(b or c, data.unit)
+            a, b, c = (x * SECONDS[data.unit] / SECONDS[suiting] for x in (a, b, c))
+        named = f" {suiting}" if suiting else ""
         found += [
-            ("gaps", f"median {b:.3g}{unit}, nine in ten from {a:.3g} to {c:.3g}"),
+            ("gaps", f"median {b:.3g}{named}, nine in ten from {a:.3g} to {c:.3g}"),
             ("ties", f"{100 * data.tied:.1f}% of gaps are zero"),
         ]
     found.append(("marks", _marks(data, column)))

@@ -6,11 +6,11 @@ what to type next.
 Rows need not be in order for a look; where they are not, it says so, and the command to type next
 sorts them.
 
-The look also says what kind of event data a table holds, and how to cut it into sequences. Windows
-of the calendar suit events that follow the calendar: then every day is another draw of the same
-rhythm. Anything else is one long record: where an earthquake catalogue is cut at midnight, the
-first events of a day lose the shocks before them. A rhythm of period P is looked for in the phases
-of the events,
+The look also says what kind of event data a table holds. A log without a column of sequences is one
+long record, whether it follows the calendar or not: `fit` gives it terms of the calendar, which
+continue past its end, while windows cut at midnight would lose the weekday, the events before
+midnight, and every forecast beyond the day. A rhythm of period P is looked for in the phases of the
+events,
 
     V_d = sum over events of period d of exp(2 pi i k t / P),    z = |sum_d V_d|^2 / sum_d |V_d|^2,
 
@@ -42,6 +42,7 @@ from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_with_note
 from fourpoint.data.roles import NONE, plain_name
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset
+from fourpoint.events.dates import SECONDS, span_words
 from fourpoint.ops.periodogram import COARSE, coarse_resolution, timestamp_resolution
 from fourpoint.sanitising import console_text, plot_name
 
@@ -54,6 +55,8 @@ BINS = 60
 BUDGET = 60  # seconds of training that are recommended for a first fit
 FEW_STEPS_BACK = 3  # where clocks may have been set back
 MOST_LOOKED_AT = 1_000_000  # rows whose other columns are looked at
+MOST_TYPES, FEWEST_OF_TYPE = 30, 20  # values of a column of types, and rows for each of them
+MANY_TIES, TIMES_CHANCE = 0.02, 10.0  # share of zero gaps to remark on, and times that of chance
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 ENTITIES = ("customer", "user", "client", "patient", "machine", "device", "account", "member")
 
@@ -211,7 +214,8 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
     reading = read_with_notes(source, asked)
     if reading.roles.maybe_places:
         reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
-    reading = replace(reading, notes=(*reading.notes, *_remarks(source, reading)))
+    remarks = [*_suspicious_ties(reading), *_remarks(source, reading)]
+    reading = replace(reading, notes=(*reading.notes, *remarks))
     label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
     ties = None if asked.ties == "keep" else asked.ties
     options: dict[str, Any] = {
@@ -235,7 +239,7 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         reading,
         _over_time(reading),
         _gap_histogram(gaps[gaps > 0], reading.data.unit),
-        _command(source, reading, cut, given),
+        _command(source, reading, given),
         kind_of(reading.data, roles.calendar or cut, roles.sequence is not None),
     )
 
@@ -286,14 +290,84 @@ def _remarks(source: object, reading: Reading) -> list[str]:
                     f"{name!r} has {count:,} values: --sequence {shlex.quote(name)} follows each "
                     "of them by itself"
                 )
+    constant = [] if roles.sequence is None else _constant_columns(roles.sequence, names, held)
+    if constant:
+        verb = "is" if len(constant) == 1 else "are"
+        option = f"--sequence-covariates {shlex.quote(','.join(constant))}"
+        listed = " and ".join(map(repr, constant))
+        found.append(f"{listed} {verb} constant for each {roles.sequence!r}: {option} uses that")
+    if roles.mark is None:
+        found += _possible_types([name for name in names if name not in constant], held)
     rows = pa.table({str(i): column for i, column in enumerate(held.values())})
     copies = len(rows) - len(rows.group_by(rows.column_names).aggregate([]))
-    if copies:
+    only_dates = reading.data.log is not None and reading.data.log.noon
+    by_chance = _ties_by_chance(reading) if only_dates else 0.0
+    if copies > by_chance + 3 * by_chance**0.5:
         found.append(
             f"{copies:,} rows are exact copies of other rows: if they were exported twice, remove "
             "them, since they would look like clustering"
         )
     return found
+
+
+def _possible_types(names: list[str], held: Mapping[str, pa.ChunkedArray]) -> list[str]:
+    """That columns with few words could be the types of events."""
+    words = [name for name in names if pa.types.is_string(held[name].type)]
+    counts = {name: len(held[name].unique()) for name in words}
+    few = {
+        name: count
+        for name, count in counts.items()
+        if 2 <= count <= MOST_TYPES and count * FEWEST_OF_TYPE <= len(held[name])
+    }
+    if not few:
+        return []
+    listed = " and ".join(f"{name!r} ({count} values)" for name, count in list(few.items())[:3])
+    option = f"--mark {shlex.quote(next(iter(few)))}"
+    return [f"{listed} could tell types of events apart: {option}, for example"]
+
+
+def _constant_columns(
+    sequence: str, names: list[str], held: Mapping[str, pa.ChunkedArray]
+) -> list[str]:
+    """The columns that are constant in each sequence and differ between sequences."""
+    of = held[sequence].combine_chunks().dictionary_encode().indices.to_numpy()
+    found = []
+    for name in names:
+        value = held[name].combine_chunks().dictionary_encode().indices
+        numbers = value.fill_null(-1).to_numpy()
+        pairs = len(np.unique(of * (int(numbers.max(initial=0)) + 2) + numbers + 1))
+        distinct = len(np.unique(numbers))
+        if pairs == len(np.unique(of)) and 1 < distinct < pairs:
+            found.append(name)
+    return found
+
+
+def _ties_by_chance(reading: Reading) -> float:
+    """How many pairs of events have the same timestamp if events come independently: of n events in
+    a window of length T, about n^2 r / 2T at a resolution r.
+    """
+    data = reading.data
+    width = resolution(data, reading.clock)
+    if reading.clock is not None:
+        width /= SECONDS.get(data.unit, 1.0)
+    lengths = np.maximum(data.durations, width)
+    if not width:
+        return 0.0
+    return float((data.lengths.astype(np.float64) ** 2 * width / (2 * lengths)).sum())
+
+
+def _suspicious_ties(reading: Reading) -> list[str]:
+    """That far more events share a timestamp than chance explains."""
+    data = reading.data
+    gaps = max(1, data.events - len(data))
+    by_chance = _ties_by_chance(reading) / gaps
+    if data.tied < MANY_TIES or data.tied < TIMES_CHANCE * by_chance:
+        return []
+    return [
+        f"{100 * data.tied:.1f}% of gaps are zero, where chance explains about "
+        f"{100 * by_chance:.2g}%: events may have been recorded twice, or arrive in batches; "
+        "--ties drop keeps one of those at the same time"
+    ]
 
 
 def _is_entity(name: str) -> bool:
@@ -345,18 +419,19 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
         high = high * 2
     edges = np.geomspace(low, high, BINS + 1)
     edges[-1] = high * (1 + 1e-9)
-    return Histogram(
-        np.histogram(gaps, edges)[0], edges, f"{low:.3g}", f"{high:.3g} {unit}".rstrip()
-    )
+    ends = (f"{low:.3g}", f"{high:.3g} {unit}".rstrip())
+    if unit in SECONDS:
+        ends = (span_words(low, unit), span_words(high, unit))
+    return Histogram(np.histogram(gaps, edges)[0], edges, *ends)
 
 
-def _command(source: object, reading: Reading, unit: str | None, options: dict[str, Any]) -> str:
+def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
     """What to type next: the roles spelled out, so that they are there to be changed."""
     roles = reading.roles
     named: dict[str, Any] = {} if roles.own else {"time": roles.time, "mark": roles.mark or "none"}
     named |= {"place": roles.places} if roles.places and not roles.own else {}
     if not roles.own:
-        named["sequence"] = roles.calendar or roles.sequence or unit or NONE
+        named["sequence"] = roles.calendar or roles.sequence or NONE
     named = {name: value for name, value in (named | options).items() if value is not None}
     if not isinstance(source, str | os.PathLike):
         words = [f"{name}={value!r}" for name, value in named.items()] + [

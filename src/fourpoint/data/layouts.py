@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import UNIT, calendar_windows
 from fourpoint.data.clocks import Clock, read_clock, resolution_of
-from fourpoint.data.columns import Columns
+from fourpoint.data.columns import HISTORY, Columns
 from fourpoint.data.grouping import Group, Numbered, group
 from fourpoint.data.opened import flat
 from fourpoint.data.roles import Roles
 from fourpoint.data.stored import Known
-from fourpoint.events import UserError
+from fourpoint.events import SPLITS, UserError
 from fourpoint.events.dates import SECONDS, unit_for
 
 Stamp = float | str | datetime.date
@@ -281,6 +281,69 @@ def per_sequence(
             "Give all rows of a sequence the same value.",
         )
     return first
+
+
+@dataclass(frozen=True)
+class TimeSplits:
+    """Where a single long log is cut: from when on it is scored, and when dev and test begin."""
+
+    scored_from: float | None
+    cuts: tuple[float, ...]
+
+
+def split_times(
+    columns: Columns, layout: Layout, values: NDArray[np.str_], name: str
+) -> TimeSplits | None:
+    """The cuts of one sequence whose rows are of several splits, in the order history, train, dev
+    and test; None where every sequence is of one split.
+
+    A cut is the roundest number after the last event of a part, and not after the first one of the
+    next. Fails with :class:`EventDataError` where splits of a log are not in that order.
+    """
+    order = (HISTORY, *SPLITS)
+    parts = layout.group.arrange(values)
+    if len(layout.ids) != 1 or len(set(values.tolist())) < 2:
+        if HISTORY in values:
+            raise columns.error(
+                f"{HISTORY!r} in column {name!r} for the first events of one sequence",
+                f"{len(layout.ids):,} sequences",
+                "Leave these rows out, or read one sequence (--sequence none).",
+            )
+        return None
+    rank = np.array([order.index(part) for part in parts.tolist()])
+    back = np.flatnonzero(np.diff(rank) < 0)
+    if len(back):
+        i = int(back[0]) + 1
+        raise columns.error(
+            f"splits of one sequence in the order {', '.join(order)}",
+            f"{parts[i]} after {parts[i - 1]} ({columns.table.place(layout.group.row(i))})",
+            "Cut the log at times (--split-at), or leave the column out.",
+        )
+    begins = {}
+    for part in order[1:]:
+        first = int(np.searchsorted(rank, order.index(part)))
+        begins[part] = float(layout.stops[0])
+        if first < len(rank):
+            low = float(layout.times[first - 1]) if first else float(layout.starts[0])
+            begins[part] = roundest(low, float(layout.times[first]))
+    known = HISTORY in parts
+    cuts = (begins["dev"], begins["test"])
+    return TimeSplits(begins["train"] if known else None, cuts if cuts[0] < cuts[1] else ())
+
+
+def roundest(low: float, high: float) -> float:
+    """The multiple of the highest power of 10 that is above ``low`` and at most ``high``;
+    ``high`` where there is none down to a millionth.
+
+    >>> roundest(2191.96, 2192.08), roundest(728.9, 731.9), roundest(0.5, 0.5000001)
+    (2192.0, 730.0, 0.5000001)
+    """
+    for power in range(6, -7, -1):
+        step = 10.0**power
+        found = float(np.floor(high / step) * step)
+        if low < found <= high:
+            return found
+    return high
 
 
 def _numbers(window: tuple[Stamp, Stamp]) -> tuple[float, float] | None:

@@ -20,6 +20,7 @@ from fourpoint.events import Box, EventDataError, UserError
 BOX = b"fourpoint.box"
 NONE = "none"  # what a user writes for no place, where a file has one
 OWN = "place."  # what the columns of our own files begin with
+KM = ("x", "y")  # axes of projected places
 PAIRS = (("longitude", "latitude"), ("lon", "lat"), ("lng", "lat"), ("long", "lat"), ("x", "y"))
 
 Place = str | Ordered[str]
@@ -96,6 +97,41 @@ def read_places(
             )
         ],
     )
+
+
+def read_projected(
+    columns: Columns,
+    names: tuple[str, ...],
+    bounds: Bounds | None,
+    centre: tuple[float, float] | None,
+) -> tuple[NDArray[np.float64], Box, list[str], tuple[float, float]]:
+    """Longitude and latitude of each row projected to x and y in km, the box, what was decided, and
+    the centre: that of the events where it is not given.
+    """
+    from fourpoint.ops.regions import middle, project
+
+    if len(names) != 2:
+        raise columns.error(
+            "two columns, longitude and latitude, to project",
+            f"{names or 'none'}",
+            "Name them with place=('longitude', 'latitude').",
+        )
+    longitude, latitude = (columns.floats(name) for name in names)
+    for name, values, low, high in zip(
+        names, (longitude, latitude), (-360.0, -90.0), (360.0, 90.0), strict=True
+    ):
+        odd = np.flatnonzero(~((values >= low) & (values <= high)))
+        if len(odd):
+            raise columns.error(
+                f"degrees from {low:g} to {high:g} in column {name!r}",
+                f"{values[odd[0]]:g} at {columns.table.place(int(odd[0]))}",
+                "Name longitude first, then latitude, or leave out the projection.",
+            )
+    at = middle(longitude, latitude) if centre is None else centre
+    places = project(longitude, latitude, at)
+    box = _box(places, KM, bounds)
+    note = f"places: projected to km about longitude {at[0]:.4f}, latitude {at[1]:.4f}: {box}"
+    return places, box, [note], (float(at[0]), float(at[1]))
 
 
 def _box(places: NDArray[np.float64], axes: tuple[str, ...], bounds: Bounds | None) -> Box:

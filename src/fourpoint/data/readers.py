@@ -45,14 +45,17 @@ from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.layouts import (
     Layout,
+    TimeSplits,
     Window,
     lay_calendar,
     lay_numbers,
     lay_stamps,
     per_sequence,
+    split_times,
 )
 from fourpoint.data.opened import Table, reason
-from fourpoint.data.places import Bounds, Place, read_places
+from fourpoint.data.parquet_files import are_files
+from fourpoint.data.places import Bounds, Place, read_places, read_projected
 from fourpoint.data.roles import Roles, choose_roles, named_columns
 from fourpoint.data.stamps import LONGEST, SPLIT_DATE, has_zone
 from fourpoint.data.stored import FEATURE, place_in, stored_names, stored_windows, write
@@ -66,6 +69,7 @@ from fourpoint.sanitising import console_text
 __all__ = ["GUESS", "Asked", "Reading", "describe_choices", "read", "read_with_notes", "write"]
 
 AS_GIVEN = "as given"
+FAULTS_OF_FILES = (pa.ArrowException, OSError, UnicodeError)
 
 
 def read(
@@ -91,11 +95,13 @@ def read(
     event_features: str | Ordered[str] = (),
     impute: Impute | None = None,
     levels: Levels | None = None,
+    project: bool | tuple[float, float] = False,
 ) -> Dataset:
     """Read events, one per row, from a file or a table in memory.
 
     Args:
-        source: a path to CSV or TSV (also .gz, .zst), JSON Lines, Parquet or Arrow; a pandas or
+        source: a path to CSV or TSV (also .gz, .zst), JSON Lines, Parquet or Arrow; a folder or
+            URL of Parquet files; a pandas or
             polars DataFrame; an Arrow table; anything with the Arrow or data frame interchange
             protocol; or a mapping from names to columns.
         time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by
@@ -139,6 +145,9 @@ def read(
             are refused.
         levels: the values of each covariate of words in order, as a fitted model knows them
             (``data.log.levels``); by default those found.
+        project: take ``place`` as longitude and latitude in degrees and project it to x and y in km
+            by the azimuthal equidistant projection about the mean of the events, or about this
+            longitude and latitude. Longitudes may wrap; bounds are in km.
 
     Returns: The sequences in order of first appearance. What was guessed or decided is printed to
         stderr, except for our own files. Fails with :class:`EventDataError` on anything that is not
@@ -176,6 +185,7 @@ def read(
             event_features,
             impute,
             levels,
+            project,
         ),
     )
     if not found.roles.own:
@@ -210,6 +220,7 @@ class Asked:
     event_features: str | Ordered[str] = ()
     impute: Impute | None = None
     levels: Levels | None = None
+    project: bool | tuple[float, float] = False
     known_zone: str | None = None  # of times without one, where no timezone is asked for
     known_origin: str | None = None  # timestamp of time 0, as ISO 8601, where sequences share it
     known_noon: bool | None = None  # whether dates are read as noon, as in training
@@ -256,19 +267,35 @@ def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
     """
     if asked.timezone is not None:
         check_zone(asked.timezone)
+    if are_files(source):
+        from fourpoint.data.event_files import read_files
+
+        return read_files(str(source), asked)
     table = open_table(source)
     try:
-        return _read(
-            table, choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place), asked
-        )
-    except (pa.ArrowException, OSError, UnicodeError) as error:
-        # Damage that shows only while columns are taken apart; faults of the data have their own
-        # words.
-        raise table.error(
-            "a table that can be read",
-            f"a fault inside ({reason(error)})",
-            "Write or download it again.",
-        ) from error
+        roles = choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place)
+    except FAULTS_OF_FILES as error:
+        raise _damaged(table, error) from error
+    return read_opened(table, roles, asked)
+
+
+def read_opened(table: Table, roles: Roles, asked: Asked) -> Reading:
+    """Read a table whose columns have been chosen."""
+    try:
+        return _read(table, roles, asked)
+    except FAULTS_OF_FILES as error:
+        raise _damaged(table, error) from error
+
+
+def _damaged(table: Table, error: Exception) -> EventDataError:
+    """Damage that shows only while columns are taken apart; faults of the data have their own
+    words.
+    """
+    return table.error(
+        "a table that can be read",
+        f"a fault inside ({reason(error)})",
+        "Write or download it again.",
+    )
 
 
 def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
@@ -335,11 +362,22 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     mark_ids, space = read_marks(
         columns, roles.mark, _names(columns, roles, asked.marks), roles.own
     )
-    splits = _splits(columns, roles, layout, known)
+    splits, by_time = _splits(columns, roles, layout, known)
     mark_ids = layout.group.arrange(mark_ids)
-    places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
+    centre: tuple[float, float] | None = None
+    if asked.project is False:
+        places, box, of_places = read_places(columns, roles.places, asked.bounds, roles.own)
+    else:
+        known_centre = None if asked.project is True else asked.project
+        places, box, of_places, centre = read_projected(
+            columns, roles.places, asked.bounds, known_centre
+        )
     give_back()
     context, log = _context(columns, roles, layout, raw, clock, known, bool(space.names))
+    if centre is not None:
+        log = replace(log, projected=roles.places, centre=centre)
+    if by_time is not None:
+        context, log = _cut_by_time(by_time, context, log)
     feature_names = tuple(name.removeprefix(FEATURE) for name in features)
     try:
         data = Dataset(
@@ -605,13 +643,26 @@ def _layout(
 
 def _splits(
     columns: Columns, roles: Roles, layout: Layout, known: Known | None
-) -> np.ndarray | None:
+) -> tuple[np.ndarray | None, TimeSplits | None]:
+    """The split of every sequence, or where one long sequence is cut by time."""
     if known is not None:
-        return known.splits
+        return known.splits, None
     if roles.split is None:
-        return None
+        return None, None
     code, names = read_splits(columns, roles.split)
-    return per_sequence(columns, layout.group, layout.ids, names[code], roles.split)
+    by_time = split_times(columns, layout, names[code], roles.split)
+    if by_time is not None:
+        return None, by_time
+    return per_sequence(columns, layout.group, layout.ids, names[code], roles.split), None
+
+
+def _cut_by_time(
+    found: TimeSplits, context: Context | None, log: LogFormat
+) -> tuple[Context | None, LogFormat]:
+    """The history period in the context, and the other cuts in the log."""
+    if found.scored_from is not None:
+        context = replace(context or Context(), scored_from=np.array([found.scored_from]))
+    return context, replace(log, split_at=found.cuts)
 
 
 def _placed(

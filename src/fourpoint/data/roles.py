@@ -33,7 +33,8 @@ TIMES_TEXT = """
 """
 MARKS_TEXT = """
     mark marks type event_type type_event types kind label labels category class event event_name
-    action activity call_type incident_type complaint_type crime_type primary_type eventtype
+    action activity reason topic call_type incident_type complaint_type crime_type primary_type
+    eventtype
 """
 SEQUENCES_TEXT = """
     seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id

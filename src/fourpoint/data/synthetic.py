@@ -323,3 +323,9 @@ PROCESSES: dict[str, Process] = {
         ),
     )
 }
+"""The processes that ``fp.simulate`` draws from, by name, each with its true rate.
+
+>>> import fourpoint as fp
+>>> fp.PROCESSES["hawkes"].description
+'10 + sum_j exp(-(t - t_j))'
+"""

@@ -1,5 +1,5 @@
-"""Anything tabular, opened: a path to CSV, TSV, JSON Lines, Parquet or Arrow, or a table that is in
-memory already.
+"""Anything tabular, opened: a path to CSV, TSV, JSON Lines, Parquet or Arrow, a folder or URL of
+Parquet files, or a table that is in memory already.
 
 In memory are data frames of pandas and polars, Arrow tables and batches, a mapping from names to
 columns, and whatever speaks the Arrow stream (``__arrow_c_stream__``) or the data frame interchange
@@ -20,6 +20,7 @@ import pyarrow as pa
 from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
+from fourpoint.data.parquet_files import Store, are_files
 from fourpoint.data.text_tables import open_delimited, open_json_lines
 from fourpoint.data.unpacked_sizes import Chunk, page_sizes, unpacked_sizes
 from fourpoint.events import EventDataError
@@ -66,6 +67,8 @@ def open_table(source: object) -> Table:
     >>> table.schema.names, table.load(["when"]).num_rows
     (['when', 'what'], 2)
     """
+    if are_files(source):
+        return Store.open(str(source)).whole()
     if isinstance(source, str | os.PathLike):
         return _open_file(Path(source))
     return _open_frame(source)

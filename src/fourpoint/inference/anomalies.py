@@ -109,7 +109,7 @@ def anomalies(
 ) -> Anomalies:
     """How unlikely each whole sequence is under a fitted model.
 
-    Arguments
+    Args:
         draws: of the Poisson process that each sequence is compared with. Sequences whose p-value
             is at most 5% are compared again with 100 draws per sequence of the data, so that one
             among many can be found.

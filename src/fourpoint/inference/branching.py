@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WHOLE, WITH_INTERVALS = 8, 4  # types of which the whole matrix is shown
+NOTHING = 1e-6  # a branching ratio below it is shown as 0
 SHOWN = 20  # entries that are shown of a larger one
 Floats = NDArray[np.float64]
 
@@ -65,7 +66,7 @@ class BranchingRatios:
         whole = len(self.names) <= (WHOLE if self.intervals is None else WITH_INTERVALS)
         which = "" if whole else f", the {SHOWN} largest of {self.ratios.size:,}"
         title = f"Branching ratios{which}: events that one event leads to directly"
-        below = f"spectral radius {self.spectral_radius:.4g}"
+        below = f"spectral radius {_ratio(self.spectral_radius, 4)}"
         if self.intervals is not None:
             below += "; 95% intervals in brackets"
         elif self.errors is not None:
@@ -97,13 +98,22 @@ class BranchingRatios:
         return table
 
     def _cell(self, m: int, n: int) -> str:
-        value = f"{self.ratios[m, n]:.3g}"
+        value = _ratio(float(self.ratios[m, n]))
         if self.intervals is not None:
             low, high = self.intervals[m, n]
             return f"{value} ({low:.2g} to {high:.2g})" if np.isfinite(high) else value
         if self.errors is None or not np.isfinite(self.errors[m, n]):
             return value
         return f"{value} ({self.errors[m, n]:.2g})"
+
+
+def _ratio(value: float, digits: int = 3) -> str:
+    """A branching ratio. What is below NOTHING stands for zero, whose logarithm no model holds.
+
+    >>> _ratio(1e-12), _ratio(0.2994), _ratio(0.2994, 2)
+    ('0', '0.299', '0.3')
+    """
+    return "0" if value < NOTHING else f"{value:.{digits}g}"
 
 
 def branching_ratios(model: PointProcess) -> BranchingRatios | None:

@@ -81,7 +81,7 @@ def calibrate(
     `forecast`, `forecasts`, `prediction_scores` and streams use them from then on, and `save` keeps
     them. Fit the model anew, or set ``model.calibration = None``, to be rid of them.
 
-    Arguments
+    Args:
         data: sequences that were not in training: the dev part, or another one. It must not be the
             part on which coverage is measured afterwards.
         method: "split" for exchangeable sequences, "adaptive" for one long log, "auto": split from
@@ -217,7 +217,7 @@ def coverage(
     Adaptive levels go on adapting from event to event, as in a stream; sizes are at the levels of
     the first event of each group of events that are computed together.
 
-    Arguments
+    Args:
         level: the stated probability.
         events: how many events to look at, drawn at random (the first, if levels are adaptive); all
             by default.

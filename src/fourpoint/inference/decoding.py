@@ -51,7 +51,7 @@ def least_transport(
     """The events with the least expected transport distance to a path, found by greedy choice and
     exchange: a local minimum.
 
-    Arguments
+    Args:
         futures: sampled paths; times of the result are counted as theirs are.
         steps: how many events to predict, ``exact`` or at the most. If not exact, an event is
             predicted only if it lowers the expected distance.
@@ -84,7 +84,7 @@ def match_confidence(
     """The confidence of a prediction of each type at each time of ``grid``, (R, M, Q): the
     probability that it is a true positive of T-mAP.
 
-    Arguments
+    Args:
         grid: rising times, counted as those of the paths are.
         delta: the largest distance of a match.
         least: predictions with less confidence get 0.

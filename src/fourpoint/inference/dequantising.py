@@ -143,7 +143,7 @@ def dequantise(
     """The same events at latent times, drawn from the law of ``model`` given the ticks, in the same
     order.
 
-    Arguments
+    Args:
         resolution: of the timestamps, in the data's unit of time: an event at t fell into [t -
             resolution/2, t + resolution/2), and into its window.
         particles: per sequence, and per 256 events of a longer one; None: 32 for models whose

@@ -128,7 +128,7 @@ def difference(
     """By how much ``first`` is better than ``second`` on the same data, which neither was trained
     on.
 
-    Arguments
+    Args:
         events: at how many events, drawn at random, the CRPS of the next time is compared.
         tolerance: error of the integral allowed, in nats per event.
         seed: of the draw and of the bootstrap.

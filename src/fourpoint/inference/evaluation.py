@@ -12,7 +12,8 @@ beside the variance of lambda* over the same points, which is what a constant ra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from jaxtyping import Float
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+from fourpoint.data.event_files import EventFiles
 from fourpoint.events import (
     Batch,
     Dataset,
@@ -30,7 +32,14 @@ from fourpoint.events import (
     check_marks,
     only_sequence,
 )
-from fourpoint.inference.likelihood import CONVENTIONS, Convention, LogLikelihood, log_likelihoods
+from fourpoint.inference.likelihood import (
+    CONVENTIONS,
+    Carried,
+    Convention,
+    LogLikelihood,
+    log_likelihoods,
+    log_totals_at_events,
+)
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 MIDPOINTS = 200
+COMPARED = 100_000  # events of files at which intensities are compared with the truth
 BATCH, LARGE = 64, 128  # sequences scored at once, on a CPU and on other devices
 
 
@@ -54,6 +64,7 @@ class Score:
     sequences: int
     log_likelihood: float
     error: float
+    spatial: float | None = None  # of places (and types) given times, where events have places
 
     @property
     def per_event(self) -> float:
@@ -88,6 +99,10 @@ class Report(Printed):
             "log_likelihood_per_sequence": score.log_likelihood / max(1, score.sequences),
             "integral_error": score.error / max(1, score.events),
         }
+        if score.spatial is not None:
+            spatial = score.spatial / max(1, score.events)
+            out["temporal_log_likelihood_per_event"] = score.per_event - spatial
+            out["spatial_log_likelihood_per_event"] = spatial
         if self.oracle is not None:
             best = self.oracle[convention].per_event
             out |= {
@@ -115,13 +130,14 @@ class Report(Printed):
         columns = [self.to_dict(name) for name in CONVENTIONS]
         for key in columns[0]:
             if key not in ("convention", "trained_on"):
-                table.add_row(key.replace("_", " "), *(_show(column[key]) for column in columns))
+                shown = (_show(column[key]) if key in column else "" for column in columns)
+                table.add_row(key.replace("_", " "), *shown)
         return table
 
 
 def evaluate(
     model: PointProcess,
-    data: Dataset | Sequence,
+    data: Dataset | Sequence | EventFiles,
     *,
     truth: Any = None,
     tolerance: float = 1e-4,
@@ -130,8 +146,9 @@ def evaluate(
 ) -> Report:
     """Score ``model`` on ``data`` in both conventions, and against ``truth`` where it is given.
 
-    Arguments
-        data: a data set, or one sequence.
+    Args:
+        data: a data set, one sequence, or files opened by `fourpoint.scan`, which are scored chunk
+            by chunk.
         truth: the process that made the data: a name of `data.synthetic.PROCESSES`, or a model with
             its parameters.
         tolerance: of the integrals, in nats per event.
@@ -152,19 +169,24 @@ def evaluate(
     >>> round(report.to_dict()["regret_per_event"], 9) == 0
     True
     """
-    data = all_sequences(data)
-    check_marks(model.marks, data.marks)
-    if model.event_features is not None:
-        model.event_features.check_names(data)
     checked_convention(convention)
     oracle = _truth(truth)
+    if isinstance(data, EventFiles):
+        seen = data.overlap(model)
+    else:
+        data = all_sequences(data)
+        seen = overlap(model, data)
+        if model.event_features is not None:
+            model.event_features.check_names(data)
+    check_marks(model.marks, data.marks)
     with eval_mode(model):
         scores = score(model, data, tolerance=tolerance, progress=progress)
         if oracle is None:
-            return Report(scores, trained_on=overlap(model, data), convention=convention)
+            return Report(scores, trained_on=seen, convention=convention)
         best = score(oracle, data, tolerance=tolerance, progress=progress)
-        error, variance = _intensity_error(model, oracle, data)
-        return Report(scores, best, error, variance, overlap(model, data), convention)
+        some = data.sample(COMPARED, 0) if isinstance(data, EventFiles) else data
+        error, variance = _intensity_error(model, oracle, some)
+        return Report(scores, best, error, variance, seen, convention)
 
 
 def intensity(
@@ -188,18 +210,47 @@ def intensity(
 
 
 def score(
-    model: PointProcess, data: Dataset, *, tolerance: float = 1e-4, progress: bool = False
+    model: PointProcess,
+    data: Dataset | EventFiles,
+    *,
+    tolerance: float = 1e-4,
+    progress: bool = False,
 ) -> dict[str, Score]:
     """The summed log-likelihood of ``data`` under each convention, computed on the model's
     device.
     """
-    place, found = device_of(model), []
+    place = device_of(model)
+    totals = {str(name): Score(0, 0, 0.0, 0.0) for name in CONVENTIONS}
+    spatial = 0.0
     by_loops = place.type == "cpu" and model.scored_by_kernels
     with threads_for_loops(by_loops), bar("scoring", len(data), show=progress) as step:
-        for rows in data.batches(sequences_at_once(place)):
-            found.append(log_likelihoods(model, data.batch(rows).to(place), tolerance=tolerance))
-            step(sum(len(one["window"].value) for one in found))
-    return {name: _total([one[name] for one in found]) for name in CONVENTIONS}
+        for batch, carried in _batches(data, place):
+            found = log_likelihoods(model, batch, tolerance=tolerance, carried=carried)
+            whole = carried is None or carried.closes
+            totals = {name: _plus(totals[name], found[name], count=whole) for name in CONVENTIONS}
+            if model.marks.box is not None and carried is None:
+                spatial += _spatial(model, batch)
+            step(totals["window"].sequences)
+    if model.marks.box is not None:
+        totals["window"] = replace(totals["window"], spatial=spatial)
+    return totals
+
+
+def _batches(
+    data: Dataset | EventFiles, place: torch.device
+) -> Iterator[tuple[Batch, Carried | None]]:
+    """A few sequences at a time; of one that does not fit into memory its parts in order, with
+    what is carried from one to the next.
+    """
+    for part in data.chunks() if isinstance(data, EventFiles) else (data,):
+        for rows in part.batches(sequences_at_once(place)):
+            yield part.batch(rows).to(place), None
+    if isinstance(data, EventFiles):
+        for pieces in data.long_sequences():
+            carried = Carried()
+            for piece in pieces:
+                carried.closes = piece.closes
+                yield data.part_of(piece).batch().to(place), carried
 
 
 def checked_convention(convention: Convention) -> Convention:
@@ -229,11 +280,21 @@ def sequences_at_once(place: torch.device) -> int:
     return BATCH if place.type == "cpu" else LARGE
 
 
-def _total(parts: list[LogLikelihood]) -> Score:
-    value = sum(float(p.value.sum()) for p in parts)
-    error = sum(float(p.error.sum()) for p in parts)
+def _spatial(model: PointProcess, batch: Batch) -> float:
+    """The log density of the places and types of scored events given their times, summed."""
+    with torch.no_grad():
+        local = model.log_rates_at_events(model.encode(batch), batch)
+    at_events = torch.where(batch.scored, local, 0.0).sum()
+    return float(at_events - log_totals_at_events(model, batch).sum())
+
+
+def _plus(total: Score, found: LogLikelihood, *, count: bool) -> Score:
+    """The sums with those of more sequences, or of a part of one that does not ``count`` yet."""
     return Score(
-        sum(int(p.events.sum()) for p in parts), sum(len(p.value) for p in parts), value, error
+        total.events + int(found.events.sum()),
+        total.sequences + (len(found.value) if count else 0),
+        total.log_likelihood + float(found.value.sum()),
+        total.error + float(found.error.sum()),
     )
 
 

@@ -31,7 +31,7 @@ from fourpoint.events import (
     check_marks,
     only_sequence,
 )
-from fourpoint.events.dates import Dates, Moment, length_after, shown
+from fourpoint.events.dates import Dates, Moment, length_after, shown, time_at
 from fourpoint.inference.next_events import density_threshold, intervals_above
 from fourpoint.inference.sampling import (
     Paths,
@@ -259,7 +259,7 @@ class Forecast(Printed):
                 min(self.next_event.interval[1], self.at + self.horizon),
             ),
             median=self.next_event.median,
-            unit=unit,
+            unit=unit or ("" if self.dates is None else self.dates.unit),
             dates=self.dates,
             ax=ax,
         )
@@ -268,10 +268,11 @@ class Forecast(Printed):
         n = self.next_event
         c = self.counts
         dates = self.dates
+        first = float(c.edges[0])
         if dates is None:
-            title = f"Forecast from {self.at:g} to {self.at + self.horizon:g}"
+            title = f"Forecast from {first:g} to {self.at + self.horizon:g}"
         else:
-            begin, end = dates.texts([self.at, self.at + self.horizon])
+            begin, end = dates.texts([first, self.at + self.horizon])
             title = f"Forecast from {begin} to {end}" + (f" ({dates.zone})" if dates.zone else "")
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
@@ -318,14 +319,16 @@ def forecast(
     progress: bool = False,
 ) -> Forecast:
     """What ``model`` expects after the events of ``sequence`` up to and including ``at``, until
-    ``at + horizon``.
+    ``at + horizon``; or between times that lie after the end of the sequence.
 
-    Arguments
+    Args:
         horizon: how far to look, in the user's unit of time, or a duration such as "4h" where the
             sequence has dates.
         paths: how many futures to sample; ``seed`` of those.
         at: now, as a number, or as a date where the sequence has dates; the end of the sequence's
-            window by default. An event at that very time is known; later ones are not looked at.
+            window by default. An event at that very time is known; later ones are not looked at. If
+            it lies after the end of the window, events are counted from then on, what happens
+            before is part of the sampled futures, and ``Forecast.at`` is the end of the window.
         windows: equal parts of the horizon in which events are counted.
         uncertainty: draws of the model's parameters (`fp.uncertainty`). Paths are then drawn from
             the model with each of several draws, so that counts and the band of the rate include
@@ -334,7 +337,7 @@ def forecast(
 
     A data set stands for its sequence where it has exactly one.
 
-    Raises :class:`UserError` where the horizon is not positive, ``at`` lies outside the sequence's
+    Raises :class:`UserError` where the horizon is not positive, ``at`` lies before the sequence's
     window, the marks are not the model's, or the model explodes before the horizon.
 
     >>> from fourpoint.models.poisson import Poisson
@@ -346,16 +349,19 @@ def forecast(
     """
     sequence = only_sequence(sequence)
     check_marks(model.marks, sequence.space)
-    past = sequence.until(at)
+    begin = sequence.stop if at is None else time_at(sequence.dates, at)
+    past = sequence.until(min(begin, sequence.stop) if math.isfinite(begin) else begin)
     now = past.stop
-    length = length_after(past.dates, now, horizon)
+    length = length_after(past.dates, begin, horizon)
     _check(length, paths, windows)
+    length += begin - now
     with eval_mode(model):
         here = remember(model, past.batch())
         earlier = _past_rate(model, past, now, length)
     found = forecast_from(
         *(model, here, past, earlier, now, length, paths, seed, windows, progress),
         calibration=model.calibration,
+        begin=begin,
     )
     if uncertainty is None:
         return found
@@ -375,6 +381,7 @@ def _with_uncertainty(
     Draws that explode before the horizon are left out, and a note says so.
     """
     now, end = found.at, found.at + found.horizon
+    begin = float(found.counts.edges[0])
     members = min(MEMBERS, len(uncertainty), paths)
     each = -(-paths // members)
     drawn: list[Sequence] = []
@@ -403,8 +410,10 @@ def _with_uncertainty(
     if refused:
         notes.append(f"{refused} of {members} draws of parameters explode and are left out")
     calibration = model.calibration
-    levels = None if calibration is None else calibration.count_levels(found.horizon, windows)
-    counts = _counts(everything, now, end, windows, levels)
+    levels = None
+    if calibration is not None and begin <= now:
+        levels = calibration.count_levels(found.horizon, windows)
+    counts = _counts(everything, begin, end, windows, levels)
     band = _rate_band(grid, torch.cat(rates))
     return replace(found, counts=counts, rate=band, paths=everything, notes=tuple(notes))
 
@@ -421,17 +430,22 @@ def forecast_from(
     windows: int = 4,
     progress: bool = False,
     calibration: Calibration | None = None,
+    begin: float | None = None,
 ) -> Forecast:
     """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream
     has.
 
     ``past`` are the events that a picture shows, and ``earlier`` times and total rates before now;
-    a model that cannot go on from a history needs all of its events in ``past``.
+    a model that cannot go on from a history needs all of its events in ``past``. Events are counted
+    from ``begin`` on, by default from now.
     """
     _check(horizon, paths, windows)
     end = now + horizon
+    begin = now if begin is None else begin
     with eval_mode(model):
         notes = _notes(model, here, end, past.dates) + carried_forward(past, end)
+        if begin > now:
+            notes.append(simulated_until(past.dates, now, begin))
         try:
             law, following = _next_event(model, here, now, horizon, calibration)
         except Unconverged as error:
@@ -442,8 +456,10 @@ def forecast_from(
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
         drawn = _futures(model, here, now, end, paths, seed, progress)
         band = _band(model, here, past, drawn.data, now, end, progress)
-    levels = None if calibration is None else calibration.count_levels(float(horizon), windows)
-    counts = _counts(drawn.data, now, end, windows, levels)
+    levels = None
+    if calibration is not None and begin <= now:
+        levels = calibration.count_levels(float(horizon), windows)
+    counts = _counts(drawn.data, begin, end, windows, levels)
     if calibration is not None:
         notes.append(_calibrated(calibration, levels is not None))
     head = (now, float(horizon), model.marks, following, counts, band)
@@ -505,6 +521,16 @@ def _notes(model: PointProcess, here: History, end: float, dates: Dates | None) 
     last = float(knots[0, -1])
     when = f"{last:g}" if dates is None else dates.text(last)
     return [f"the model's curves of time end at {when}; past it they stay at their last value"]
+
+
+def simulated_until(dates: Dates | None, known: float, begin: float) -> str:
+    """What to say where a forecast begins after the end of what is known.
+
+    >>> simulated_until(None, 2.0, 3.0)
+    'events are known until 2; what happens from then to 3 is simulated'
+    """
+    until, then = shown(dates, known), shown(dates, begin)
+    return f"events are known until {until}; what happens from then to {then} is simulated"
 
 
 def carried_forward(past: Sequence, end: float) -> list[str]:
@@ -623,9 +649,9 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
 
 
 def _counts(
-    paths: Dataset, now: float, end: float, windows: int, levels: tuple[Levels, ...] | None
+    paths: Dataset, begin: float, end: float, windows: int, levels: tuple[Levels, ...] | None
 ) -> Counts:
-    edges = np.linspace(now, end, windows + 1)
+    edges = np.linspace(begin, end, windows + 1)
     counts = window_counts(paths, edges)
     low, high = np.quantile(counts, (0.05, 0.95), axis=0, method="inverted_cdf")
     total = counts.sum(2)

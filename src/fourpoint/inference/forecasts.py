@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence as Ordered
+from collections.abc import Callable, Iterable, Iterator, Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.atomic import check_new_file, write_atomic
+from fourpoint.data.event_files import Chunk, EventFiles
 from fourpoint.data.readers import read
 from fourpoint.events import Batch, Dataset, Sequence, UserError, check_marks, known_at
 from fourpoint.events.dates import (
@@ -42,7 +43,7 @@ from fourpoint.events.dates import (
     shown,
     time_at,
 )
-from fourpoint.inference.forecasting import carried_forward
+from fourpoint.inference.forecasting import carried_forward, simulated_until
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -52,6 +53,7 @@ from fourpoint.models.base import PointProcess
 from fourpoint.models.path_counts import explosion
 from fourpoint.ops.conformal import Levels, count_quantile
 from fourpoint.report.printing import bar
+from fourpoint.workers import Executor, run_all
 
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.5, 0.95)
@@ -69,7 +71,8 @@ class Plan:
     """What is to be forecast: of which sequences, from when, in which intervals, how often."""
 
     data: Dataset
-    at: Floats  # (S,)
+    at: Floats  # (S,), until when events are known
+    begin: Floats  # (S,), from when events are counted, ``at`` or later
     horizon: float | str
     by: float | str | None
     levels: tuple[float, ...]
@@ -103,7 +106,7 @@ def forecasts(
 ) -> pa.Table:
     """Expected events of every sequence up to a horizon, per interval and type.
 
-    Arguments
+    Args:
         data: a data set, a sequence, or a table of events in memory or in a file (pandas, polars,
             Arrow, ``__arrow_c_stream__``, a path), which is read with :func:`fourpoint.read` and
             the options ``reading``; pass time_unit= as for training if the unit of time was chosen.
@@ -111,7 +114,8 @@ def forecasts(
         by: length of the intervals in which events are counted; the last one is cut at the
             horizon. None: one interval.
         at: from when, a number or a date; by default the end of each sequence. Events up to and
-            including it are known.
+            including it are known. It may lie after the end: what happens until then is part of the
+            futures that are drawn, and is not counted.
         paths: futures drawn for each sequence; ``seed`` of those.
         quantiles: levels between 0 and 1; 0.05 is the column q05.
         whole: give quantiles as whole numbers, the smallest count that at least this share of the
@@ -125,7 +129,7 @@ def forecasts(
     the data has dates. It has the Arrow interchange protocol: ``polars.DataFrame(table)``,
     ``table.to_pandas()``.
 
-    Raises :class:`UserError` where a number is out of range, ``at`` lies outside the window of a
+    Raises :class:`UserError` where a number is out of range, ``at`` lies before the window of a
     sequence, the marks are not the model's, or the model explodes before the horizon.
 
     >>> from fourpoint.models.poisson import Poisson
@@ -198,7 +202,8 @@ def planned(
         raise UserError("different quantiles", f"{list(levels)}", "Leave out the doubles.")
     if not len(data):
         raise UserError("at least one sequence", "a data set without any", "Read or select some.")
-    plan = Plan(data, times_of(data, at), horizon, by, levels, paths, seed)
+    begin = times_of(data, at, ahead=True)
+    plan = Plan(data, np.minimum(begin, data.stops), begin, horizon, by, levels, paths, seed)
     first = _edges(plan, 0)
     most = (len(first) - 1) * data.marks.count * paths
     require_memory(
@@ -330,11 +335,15 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     """What a reader of the forecast should know: that curves of time, covariates or exposure end
     before the horizon, for the sequence that is forecast the longest after its start.
     """
-    row = int(np.argmax(plan.at - plan.data.starts))
+    row = int(np.argmax(plan.begin - plan.data.starts))
     with eval_mode(model):
         knots = model.knots(remember(model, events_until(plan.data, plan.at, np.array([row]))))
     end = float(_edges(plan, row)[-1])
     notes = carried_forward(plan.data[row], end)
+    late = int(np.argmax(plan.begin - plan.at))
+    if plan.begin[late] > plan.at[late]:
+        dates = plan.data.dates(late)
+        notes.append(simulated_until(dates, float(plan.at[late]), float(plan.begin[late])))
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
         return notes
     when = shown(plan.data.dates(row), float(knots[0, -1]))
@@ -355,12 +364,104 @@ def forecast_parts(
             step(done)
 
 
+def forecast_in_tasks(
+    executor: Executor,
+    model: PointProcess,
+    events: Dataset | EventFiles,
+    plan_of: Callable[[Dataset], Plan],
+    *,
+    progress: bool = False,
+) -> Iterator[pa.Table]:
+    """The table in parts, in the order of the sequences, by tasks of an ``executor`` that calls
+    :func:`forecast_task`: a chunk of files each, or a batch of sequences.
+
+    The numbers are those of :func:`forecast_parts`. ``plan_of`` must travel to other processes.
+    """
+    tasks: list[Any] = []
+    long: list[list[Chunk]] = []
+    if isinstance(events, EventFiles):
+        long = events.long_sequences()
+        whole = [piece for piece in events.pieces_in_use() if piece.whole]
+        tasks = [(model, events.alone(piece), plan_of) for piece in whole]
+    else:
+        tasks = [(model, part, None) for part in _plans(plan_of(events))]
+    with bar("forecasting", len(tasks), show=progress) as step:
+        yield from run_all(executor, tasks, ended=step)
+    if isinstance(events, EventFiles) and long:
+        rows = np.array([pieces[0].begin for pieces in long])
+        kept = np.zeros_like(events.kept)
+        kept[rows] = True
+        yield from forecast_files(model, replace(events, kept=kept), plan_of)
+
+
+def forecast_task(
+    task: tuple[PointProcess, Plan | EventFiles, Callable[[Dataset], Plan] | None],
+) -> pa.Table:
+    """One task of :func:`forecast_in_tasks`."""
+    model, what, plan_of = task
+    if isinstance(what, Plan):
+        return pa.concat_tables(forecast_parts(model, what))
+    assert plan_of is not None  # it comes with files
+    return pa.concat_tables(forecast_files(model, what, plan_of))
+
+
+def _plans(plan: Plan) -> Iterator[Plan]:
+    """The plan of each batch of sequences."""
+    for group in _batches(plan):
+        rows = group.rows
+        yield replace(plan, data=plan.data.select(rows), at=plan.at[rows], begin=plan.begin[rows])
+
+
+def forecast_files(
+    model: PointProcess,
+    files: EventFiles,
+    plan_of: Callable[[Dataset], Plan],
+    *,
+    progress: bool = False,
+) -> Iterator[pa.Table]:
+    """The table of all sequences in files, in parts; ``plan_of`` a chunk of them says what is to be
+    forecast. Of a sequence that is read in parts, what the model remembers is carried from one to
+    the next.
+    """
+    done = 0
+    with eval_mode(model), bar("forecasting", len(files), show=progress) as step:
+        for chunk in files.chunks():
+            yield from forecast_parts(model, plan_of(chunk))
+            done += len(chunk)
+            step(done)
+        for pieces in files.long_sequences():
+            past = None
+            for piece in pieces:
+                part = files.part_of(piece)
+                past = remember(model, part.batch(), past)
+            plan = plan_of(part)
+            group = next(_batches(plan))
+            wanted, ahead = _wanted(plan, group)
+            counts = counts_after(model, past, wanted)[:, int(ahead) :]
+            yield _summary(plan, group, counts, count_levels(model, plan, group))
+            done += 1
+            step(done)
+
+
 def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np.int32]]:
     """The ends of the intervals and the counts per interval, mark and path, (W, M, paths), of a
     plan for one sequence.
     """
     group = next(_batches(plan))
     return group.edges[0], _counts(model, plan, group)[0]
+
+
+def counts_of_all(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np.int64]]:
+    """The ends of the intervals and the counts of all sequences together per interval, mark and
+    path, (W, M, paths), of a plan in which all sequences have the same intervals.
+    """
+    total = np.zeros(0, dtype=np.int64)
+    edges = np.zeros(0)
+    for group in _batches(plan):
+        found = _counts(model, plan, group).sum(0, dtype=np.int64)
+        total = found if not len(total) else total + found
+        edges = group.edges[0]
+    return edges, total
 
 
 # ---------------------------------------------------------------------- what is asked for
@@ -392,13 +493,14 @@ def _alone(sequence: Sequence) -> Dataset:
     return replace(data, unit=dates.unit, log=log)
 
 
-def times_of(data: Dataset, at: Moment | None) -> Floats:
-    """When each forecast begins."""
+def times_of(data: Dataset, at: Moment | None, *, ahead: bool = False) -> Floats:
+    """When each forecast begins; after the end of a sequence only if it may look ``ahead``."""
     if at is None:
         return np.array(data.stops)
     number = data.dates(0) is None or as_number(at) is not None
     found = np.array([time_at(data.dates(0 if number else i), at) for i in range(len(data))])
-    outside = np.flatnonzero(~((data.starts <= found) & (found <= data.stops)))
+    latest = np.full(len(data), np.finfo(np.float64).max) if ahead else data.stops
+    outside = np.flatnonzero(~((data.starts <= found) & (found <= latest)))
     if len(outside):
         row = int(outside[0])
         dates = data.dates(row)
@@ -416,7 +518,7 @@ def _edges(plan: Plan, row: int) -> Floats:
     """The ends of the intervals of one sequence."""
     dates = plan.data.dates(row)
     unit = plan.data.unit
-    now = float(plan.at[row])
+    now = float(plan.begin[row])
     length = length_after(dates, now, plan.horizon, unit)
     if not (math.isfinite(length) and length > 0):
         raise UserError(
@@ -448,7 +550,7 @@ def _batches(plan: Plan) -> Iterator[Interval]:
     edges: list[Floats] = []
     longest = 0
     for row in range(len(data)):
-        key = (float(plan.at[row]), data.dates(row))
+        key = (float(plan.begin[row]), data.dates(row))
         if key not in known:
             if len(known) >= ROWS:
                 known.clear()
@@ -489,17 +591,28 @@ def events_until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
 def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int32]:
     """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
     batch = events_until(plan.data, plan.at, group.rows)
-    keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
-    wanted = Wanted(group.edges, keys, plan.paths, MOST)
+    wanted, ahead = _wanted(plan, group)
     try:
         with threads_for_loops(True):
             counts = model.draw_counts(batch, wanted)
-        return plain_counts(model, batch, wanted) if counts is None else counts
+        counts = plain_counts(model, batch, wanted) if counts is None else counts
+        return counts[:, 1:] if ahead else counts
     except UserError as error:
         ids = [plan.data.ids[row] for row in group.rows[[0, -1]]]
         which = f"sequence {ids[0]}" if len(group.rows) == 1 else f"sequences {ids[0]} to {ids[1]}"
         received = f"{error.received} ({which})"
         raise UserError(error.expected, received, error.remedy) from error
+
+
+def _wanted(plan: Plan, group: Interval) -> tuple[Wanted, bool]:
+    """The paths to be drawn for a group, and whether they have an interval before the first one, in
+    which events are drawn but not counted.
+    """
+    keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
+    known = plan.at[group.rows]
+    ahead = bool((known < group.edges[:, 0]).any())
+    edges = np.column_stack([known, group.edges]) if ahead else group.edges
+    return Wanted(edges, keys, plan.paths, MOST), ahead
 
 
 def key_of(seed: int, id: str) -> int:
@@ -514,10 +627,14 @@ def key_of(seed: int, id: str) -> int:
 
 def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> NDArray[np.int32]:
     """The counts of paths that are sampled by `sampling.advance`: what every model can do."""
+    return counts_after(model, remember(model, batch), wanted)
+
+
+def counts_after(model: PointProcess, past: Any, wanted: Wanted) -> NDArray[np.int32]:
+    """The same, after what the model remembers."""
     rows, columns = wanted.edges.shape
     marks = model.marks.count
     counts = np.zeros((rows, columns - 1, marks, wanted.paths), dtype=np.int32)
-    past = remember(model, batch)
     every = torch.arange(rows)
     size = max(1, PLAIN_PATHS // wanted.paths)
     for some in every.split(size):
@@ -538,7 +655,7 @@ def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> NDArray[n
 
 def count_levels(model: PointProcess, plan: Plan, group: Interval) -> tuple[Levels, ...] | None:
     """The calibrated levels of the intervals; None if the model has none for such intervals."""
-    if model.calibration is None:
+    if model.calibration is None or (plan.at < plan.begin).any():
         return None
     horizon = in_units(plan.horizon, plan.data.unit)
     lengths = np.diff(group.edges, axis=1)

@@ -68,7 +68,7 @@ def transport_distances(
 ) -> Floats:
     """The transport distance of each of V forecasts.
 
-    Arguments
+    Args:
         times, marks: (V, S) predicted events; a NaN among the times is no event.
         true_times, true_marks: (V, K), what happened.
         insert, delete: what an event that was missed and one that was predicted in vain cost, in
@@ -112,7 +112,7 @@ def temporal_map(
 ) -> MeanPrecision:
     """T-mAP of V forecasts of up to N events with a score for each of M types.
 
-    Arguments
+    Args:
         times: (V, N) predicted times since the beginning of the forecast; a NaN is no prediction.
         scores: (V, N, M), larger for what is more probable.
         true_times, true_marks: (V, K), what happened, since the beginning too; NaN for nothing.

@@ -110,7 +110,7 @@ def impute(
     """The data with events in their recording gaps, drawn from ``model`` given what was observed
     around them, and with the exposure before each gap in the gap.
 
-    Arguments
+    Args:
         futures: drawn for each gap; one of them is kept. 1: forward sampling, which does not look
             at what follows.
         ahead: observed events after a gap that choose among its futures.

@@ -184,7 +184,7 @@ def influence(
 ) -> Influence:
     """The expected events of each type that one event of each type leads to directly, by ``model``.
 
-    Arguments
+    Args:
         data: the data that the model was fitted to. A Hawkes process is tested on them; of other
             models they hold the events that are left out.
         level: of the intervals.

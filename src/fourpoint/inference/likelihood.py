@@ -120,36 +120,95 @@ def log_likelihood(
     return log_likelihoods(model, batch, tolerance=tolerance)[convention]
 
 
+@dataclass
+class Carried:
+    """What goes from one part of a sequence to the next, for a sequence that does not fit into
+    memory: what the model remembers, how many events there were, and whether the next part is the
+    last.
+    """
+
+    history: History | None = None
+    events: int = 0
+    closes: bool = False
+
+    def span(self, batch: Batch) -> tuple[Float[Tensor, "B 1"], Float[Tensor, "B 1"]]:
+        """The first and the last event of the sequence, infinite where they are in other parts."""
+        endless = torch.full_like(batch.start[:, None], torch.inf)
+        first = -endless if self.events else batch.edges[:, 1:2]
+        return first, batch.edges.gather(1, batch.lengths[:, None]) if self.closes else endless
+
+
 @torch.no_grad()
 def log_likelihoods(
-    model: PointProcess, batch: Batch, *, tolerance: float = 1e-4
+    model: PointProcess, batch: Batch, *, tolerance: float = 1e-4, carried: Carried | None = None
 ) -> dict[Convention, LogLikelihood]:
     """Both conventions from one pass: "gaps" leaves out the first event and what lies before it or
     after the last.
+
+    With ``carried`` the batch is the next part of one sequence, observed from the last event of the
+    part before it, and the result is what this part adds. Raises :class:`UserError` for models
+    whose rates need all events at once.
     """
     check_places(model, batch)
     scored = scored_events(batch)
     budget = tolerance * int(scored["gaps"].clamp(min=1).sum())
     sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
-    compiled = _compiled(model, batch, budget)
+    if carried is None:
+        compiled = _compiled(model, batch, budget)
+        carried = Carried()
+        span = _span(batch, "gaps")
+        assert span is not None  # only that of the whole window is None
+    else:
+        compiled = None
+        span = carried.span(batch)
+        _check_linear(model)
+        if carried.events:
+            scored["gaps"] = scored["window"]
     if compiled is not None:
         logs, rounding = _of_events(model, batch, compiled.logs)
         gaps = Integrals(batch.edges[:, :-1], batch.edges[:, 1:], *compiled[1:])
-        _add(sums, batch, 0, logs, rounding, gaps)
+        _add(sums, span, 0, logs, rounding, gaps)
         return _found(sums, scored)
-    carried = None
     for block, offset in blocks_of(model, batch):
         check_memory(model, block.edges.numel(), 0)
-        history = model.encode(block, carried)
+        history = model.encode(block, carried.history)
+        carried.history = history.latest()
         if only_history(block):
-            carried = history.latest()
             continue
         logs, rounding = _of_events(model, block, model.log_rates_at_events(history, block))
         share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
         found = integrals(model, history, block, budget * share)
-        _add(sums, batch, offset, logs, rounding, found)
-        carried = history.latest()
+        _add(sums, span, carried.events + offset, logs, rounding, found)
+    carried.events += batch.times.shape[1]
     return _found(sums, scored)
+
+
+def _check_linear(model: PointProcess) -> None:
+    """Refuse a model that cannot go on from what it remembers."""
+    if not model.linear:
+        raise UserError(
+            "a model that can go on from what it remembers (dapp, deep-dapp, hawkes, nhp, rmtpp)",
+            f"{type(model).__name__}, for a sequence that is read in parts",
+            "Choose another model, or cut the sequence.",
+        )
+
+
+@torch.no_grad()
+def log_totals_at_events(model: PointProcess, batch: Batch) -> Float[Tensor, " B"]:
+    """The sum over the scored events of each sequence of log of the rate of all types in the whole
+    box just before the event. What is left of the log rates at events is the log density of place
+    and type given the time.
+    """
+    found = torch.zeros_like(batch.start)
+    carried = None
+    for block, _ in blocks_of(model, batch):
+        history = model.encode(block, carried)
+        carried = history.latest()
+        rows, events = block.times.shape
+        position = torch.arange(events, device=block.times.device).expand(rows, events)
+        logs = model.log_total(history, block.times[..., None], position)[..., 0]
+        found += torch.where(block.scored, logs.to(found), 0.0).sum(1)
+    return found
 
 
 @torch.no_grad()
@@ -225,18 +284,16 @@ class Integrals(NamedTuple):
 
 def _add(
     sums: dict[Convention, list[Tensor]],
-    batch: Batch,
+    span: tuple[Float[Tensor, "B 1"], Float[Tensor, "B 1"]],
     offset: int,
     logs: Float[Tensor, "B N"],
     rounding: Float[Tensor, "B N"],
     integrals: Integrals,
 ) -> None:
-    """Add what a block of ``batch`` has, ``offset`` events after the first, to the sums of log
-    rates, integrals and errors.
+    """Add what a block has, ``offset`` events after the first of its sequences, to the sums of log
+    rates, integrals and errors. The ``span`` is from the first event to the last.
     """
-    first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
-    last = batch.edges.gather(1, batch.lengths[:, None])
-    inner = (integrals.left >= first[:, None]) & (integrals.right <= last)
+    inner = (integrals.left >= span[0]) & (integrals.right <= span[1])
     for name in CONVENTIONS:
         begin = 1 if name == "gaps" and offset == 0 else 0
         kept = torch.ones_like(inner) if name == "window" else inner

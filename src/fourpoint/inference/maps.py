@@ -111,7 +111,7 @@ def intensity_map(
     It is the mean over each cell for Poisson and Hawkes processes, and for others the value in its
     middle.
 
-    Arguments
+    Args:
         cells: cells per axis shown.
         axes: which axes of the box to show, one or two; by default the first two.
         mark: the number of one type; all types together by default.
@@ -159,6 +159,14 @@ def expected_map(
     over time and place for Poisson and Hawkes processes, at 4,096 moments or more for others, at
     least 4 of every path. Other arguments as in :func:`intensity_map`; ``progress`` shows a bar on
     stderr.
+
+    >>> import fourpoint as fp
+    >>> square = fp.MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
+    >>> truth = fp.SpatialHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+    >>> past = Sequence([1.0], start=0, stop=2, space=square, places=[[0.5, 0.5]])
+    >>> ahead = fp.forecast(truth, past, horizon=1.0, at=1.5, paths=50)
+    >>> expected_map(truth, ahead, cells=8).rate.shape
+    (8, 8)
     """
     box = _box_of(model)
     grid = Cells(box, _shown(box, axes), cells)
@@ -178,7 +186,16 @@ def plot_map(
     unit: str = "",
     ax: Axes | None = None,
 ) -> Axes:
-    """Draw :func:`intensity_map`: the intensity over the box at ``at``, with the events before."""
+    """Draw :func:`intensity_map`: the intensity over the box at ``at``, with the events before.
+
+    >>> import fourpoint as fp
+    >>> square = fp.MarkSpace(box=Box(("x", "y"), (0, 0), (1, 1)))
+    >>> truth = fp.SpatialHawkes(square, baseline=5.0, branching=0.5, decay=1.0, spread=0.1)
+    >>> past = Sequence([1.0], start=0, stop=2, space=square, places=[[0.5, 0.5]])
+    >>> ax = plot_map(truth, past, at=1.5, unit="days")
+    >>> ax.get_xlabel(), ax.get_ylabel()
+    ('x', 'y')
+    """
     return intensity_map(model, sequence, at).plot(ax, unit)
 
 

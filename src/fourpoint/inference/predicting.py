@@ -127,7 +127,7 @@ def predict(
     sum_p loss(D, x_p): exact for times and counts, a local minimum for "otd", and for "tmap" the
     greedy choice whose confidences are the probabilities to be a true positive.
 
-    Arguments
+    Args:
         data: a data set, a sequence, or a table of events in memory or in a file, which is read
             with :func:`fourpoint.read` and the options ``reading``.
         score: "otd", "tmap", "mae", "rmse", "counts" or "smape".

@@ -145,7 +145,7 @@ def prediction_scores(
 ) -> Predictions:
     """Score the predictions of ``model`` on ``data``.
 
-    Arguments
+    Args:
         events: how many next events to score, drawn at random with ``seed``; all where there are
             fewer.
         horizon: how far to look from each of ``origins`` random times, in the user's unit; ten mean

@@ -64,7 +64,7 @@ def resolution_score(
     """The mean log-probability of the timestamp and the mark of an event, in nats per event: events
     2..N, each given those before it.
 
-    Arguments
+    Args:
         resolution: of the timestamps, in the data's unit; the one that all gaps are multiples of if
             None.
         tolerance: of the integrals, in nats per event.

@@ -112,7 +112,7 @@ def sample(
 ) -> Dataset:
     """Draw ``sequences`` paths of ``model`` on [start, stop), in the user's unit of time.
 
-    Arguments
+    Args:
         history: what happened up to and including ``start``: one :class:`Sequence` for all paths,
             or a :class:`Dataset` with one sequence per path. The model's clock begins at its
             window's start. None: the window opens at ``start``. Its context (covariates, exposure)
@@ -304,7 +304,10 @@ def _clusters(
             raise ExplosiveRate(f"a path with more than {limit:,} events")
         return None
     order = torch.from_numpy(np.lexsort((found.time.numpy(), found.row.numpy())))
-    events = [Drawn(found.row[order], found.time[order], found.mark[order], found.place[order])]
+    features = None if found.features is None else found.features[order]
+    events = [
+        Drawn(found.row[order], found.time[order], found.mark[order], found.place[order], features)
+    ]
     nobody = torch.zeros(0, dtype=torch.int64)
     return Paths(
         _dataset(events, start, stop, nobody, model), "clusters", float("nan"), nobody.numpy()
@@ -353,9 +356,9 @@ class _Going(NamedTuple):
         self.step((self.earlier + group - len(at) + share) / self.paths)
 
 
-def remember(model: PointProcess, batch: Batch) -> Any:
+def remember(model: PointProcess, batch: Batch, before: Any = None) -> Any:
     """The model's history after all events of ``batch``: the last position only, where the model
-    can forget the rest.
+    can forget the rest. ``before`` is what it remembered of the same sequences at the start.
     """
     if model.marks.box is not None and batch.places is None:
         named = ", ".join(model.marks.box.names)
@@ -369,7 +372,7 @@ def remember(model: PointProcess, batch: Batch) -> Any:
             remedy,
         )
     step = BLOCK if model.linear else max(1, batch.times.shape[1])
-    past = model.encode(batch.columns(0, step))
+    past = model.encode(batch.columns(0, step), before)
     nothing = torch.zeros_like(batch.start, dtype=torch.int64)
     past = model.extend(past, batch.start, nothing, nothing.bool())
     for first in range(step, batch.times.shape[1], step):

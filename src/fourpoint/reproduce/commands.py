@@ -62,6 +62,7 @@ class Options:
     fresh: bool = False
     progress: bool = True
     time_limit: float | None = None
+    ray: str | None = None  # address of a cluster that takes the place of processes
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,15 @@ def reproduce(
     for stage in (False, True):
         some = [cell for cell in missing if (cell.data in LOOKING) is stage]
         left += run_cells(
-            some, work, keep, jobs=options.jobs, progress=options.progress, until=until, pace=pace
+            some,
+            work,
+            keep,
+            jobs=options.jobs,
+            progress=options.progress,
+            until=until,
+            pace=pace,
+            ray=options.ray,
+            gpus=1.0 if options.device.startswith("cuda") else 0.0,
         )
     records = read_records(options.output, setting.name)
     everything = [records[name] for name in sorted(records)]

@@ -122,6 +122,14 @@ def restore(folder: str | Path) -> PointProcess:
     """The model saved in ``folder``, in evaluation mode.
 
     Raises :class:`CheckpointError` where it is damaged, foreign, or not what a model can be.
+
+    >>> import tempfile
+    >>> import fourpoint as fp
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = fp.save(fp.Hawkes(baseline=0.5, branching=0.4, decay=2.0), folder)
+    ...     model = restore(folder)
+    >>> type(model).__name__
+    'Hawkes'
     """
     tensors, info = read_tensors(folder, "model")
     name = info.get("model")

@@ -42,11 +42,23 @@ LIMITS = {
     "order": 2**10,
     "frequencies": 2**12,
     "cells": 2**14,
+    "sources": 2**24,
+    "time_scales": 2**10,
+    "length_scales": 2**10,
     "eval_features": 2**24,
     "keep": 2**40,
     "seed": 2**63 - 1,
 }
-SMALLEST = {"inner": 0, "sinusoids": 0, "rhythms": 0, "seed": -(2**63)}  # of others 1
+SMALLEST = {  # of others 1
+    **dict.fromkeys(("inner", "sources", "time_scales", "length_scales"), 0),
+    **dict.fromkeys(("sinusoids", "rhythms"), 0),
+    "seed": -(2**63),
+}
+CONTINUOUS = (  # numbers, of which 3 is a case, and not counts
+    *("baseline", "branching", "decay", "spread", "drift", "correction"),
+    *("productivity", "alpha", "c", "p", "taper", "distance", "q", "gamma", "mc", "b", "region"),
+    *("etas", "strength", "growth", "inherit"),
+)
 SHARES = ("dropout", "event_dropout", "mark_dropout")  # from 0 to below 1
 POSITIVE = ("time_scale", "length", "window", "scales", "fastest")  # tensors that are above 0
 LEAST = 2**24  # elements that any model may ask for while it is built
@@ -335,7 +347,7 @@ def _check_range(name: str, value: object) -> None:
 
 def _is_continuous(name: str) -> bool:
     """Whether a setting is a number, of which 3 is a case, and not a count."""
-    return name in ("baseline", "branching", "decay", "spread", "drift", "correction", *SHARES)
+    return name in (*CONTINUOUS, *SHARES)
 
 
 def _check_tables(marks: MarkSpace, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:

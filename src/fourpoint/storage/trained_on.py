@@ -42,7 +42,7 @@ class TrainedOn:
         """The fingerprints of both parts; sequences without events have none."""
         few = [s for s in train if len(s)] if len(train) <= MOST_CUT else []
         beginnings = tuple((len(s), s.stop) for s in few)
-        return cls(np.unique(_hashes(train)), np.unique(_hashes(dev)), beginnings)
+        return cls(np.unique(sequence_hashes(train)), np.unique(sequence_hashes(dev)), beginnings)
 
     def to_dict(self) -> dict[str, Any]:
         """For `model.json`: hashes of 8 bytes, little-endian, in base64."""
@@ -130,14 +130,14 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
 def chose_weights(model: PointProcess, data: Dataset) -> bool:
     """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
     known = model.trained_on
-    return known is not None and bool(np.isin(_hashes(data), known.dev).any())
+    return known is not None and bool(np.isin(sequence_hashes(data), known.dev).any())
 
 
 def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
     """Events of each sequence that were in the training data."""
     seen = np.zeros(len(data), dtype=np.int64)
     full = np.flatnonzero(data.lengths > 0)
-    same = np.isin(_hashes(data), known.train)
+    same = np.isin(sequence_hashes(data), known.train)
     seen[full[same]] = data.lengths[full[same]]
     for count, stop in known.beginnings:
         for i in np.flatnonzero((data.lengths > count) & (seen < count) & (data.stops >= stop)):
@@ -146,7 +146,7 @@ def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
     return seen
 
 
-def _hashes(data: Dataset) -> Hashes:
+def sequence_hashes(data: Dataset) -> Hashes:
     """One hash for each sequence with events."""
     return np.array([_hash(s, len(s)) for s in data if len(s)], dtype=np.uint64)
 

@@ -43,7 +43,9 @@ TRIED = {
     TREND: 28 * 86400.0,
 }
 FINE = ("weekhour", "quarterhour")
-PER_SLOT = 10  # events per quarter of an hour, or hour of the week, from which each has a number
+# events of each type, on average, per quarter of an hour or hour of the week, from which each has a
+# number
+PER_SLOT = 10
 MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 FEWEST = 30  # events below which nothing is tried
 MOST_EVENTS = 100_000  # training events that are looked at
@@ -143,9 +145,10 @@ def tried_terms(data: Dataset) -> list[str]:
     context = data.context
     varying = "month" in names or (context is not None and context.covariates is not None)
     too_long = varying and covered >= MOST_SLOTS * 900
-    if data.scored_events < PER_SLOT * PERIODIC["quarterhour"].intervals or too_long:
+    each = data.scored_events / data.marks.count  # every type has numbers of its own
+    if each < PER_SLOT * PERIODIC["quarterhour"].intervals or too_long:
         names = [name for name in names if name != "quarterhour"]
-    few = data.scored_events < PER_SLOT * PERIODIC["weekhour"].intervals
+    few = each < PER_SLOT * PERIODIC["weekhour"].intervals
     left_out = "weekhour" if few else "week"
     return [name for name in names if name != left_out]
 

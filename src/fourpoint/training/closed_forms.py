@@ -1,5 +1,5 @@
-"""Closed-form models that every fit is compared with: constant rate, spline in time, Hawkes
-process.
+"""Closed-form models that every fit is compared with: constant rate, spline in time, rates that
+differ between sequences, Hawkes process.
 
 They are maximum-likelihood fits that take seconds and have few parameters. A network that does not
 beat them on held-out data has learned nothing, and on small data it usually does not.
@@ -14,6 +14,7 @@ log-likelihoods and the standard error of its sum.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -27,8 +28,10 @@ from fourpoint.inference.likelihood import Convention, quick_gap_terms
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.event_features import EventFeatures
+from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.poisson import Poisson, SplinePoisson
+from fourpoint.training.team import Team
 
 FEW_SEQUENCES = 30  # below this number sequences are cut into blocks of gaps
 UNITS = 60  # blocks of gaps in all, where sequences are few
@@ -40,12 +43,15 @@ MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process i
 
 
 class ClosedForm(NamedTuple):
-    """A fitted closed-form model: its name, its remarks and its scores on the development data."""
+    """A fitted closed-form model: its name, its remarks, its scores on the development data, and
+    the seconds that the fit took.
+    """
 
     name: str
     model: PointProcess
     notes: list[str]
     scores: Tensor
+    seconds: float = 0.0
 
 
 def fit_closed_forms(
@@ -59,11 +65,11 @@ def fit_closed_forms(
 ) -> list[ClosedForm]:
     """Fit the closed-form models that suit ``shown``, as long as there is ``time_left``.
 
-    Arguments
+    Args:
         marks: the mark space of the model that they are compared with.
         shown: training data.
         score: the scores of a model on the development data, see :func:`unit_scores`.
-        time_left: whether the next model may still be fitted; the constant rate always is.
+        time_left: whether the next model may still be fitted; Poisson processes always are.
         effects: of calendar and covariates, which the Hawkes process and a second Poisson process
             have too.
         features: of events, which scale what they trigger in the Hawkes process too.
@@ -79,22 +85,45 @@ def fit_closed_forms(
     >>> max(found, key=lambda one: float(one.scores.sum())).name
     'spline-poisson'
     """
-    builders: dict[str, Callable[[], Any]] = {"poisson": lambda: Poisson(marks)}
+    names = ["poisson"]
     if effects is not None:
-        builders[CALENDAR] = lambda: _with(effects, Poisson(marks))
+        names.append(CALENDAR)
     if repeated_windows(shown):
-        builders["spline-poisson"] = lambda: SplinePoisson(marks)
+        names.append("spline-poisson")
+    if marks.box is None and features is None and len(shown) >= FEW_SEQUENCES:
+        names.append("frailty")
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
-        builders["hawkes"] = lambda: _with(effects, Hawkes(marks), features)
+        names.append("hawkes")
     found: list[ClosedForm] = []
-    for name, build in builders.items():
-        if found and not time_left():
+    for name in names:
+        if name not in ("poisson", CALENDAR) and not time_left():
             break
-        model = build()
-        some = beginning(shown.some(MOST_EVENTS, seed=0), MOST_EVENTS)
-        notes = model.maximum_likelihood(some)
-        found.append(ClosedForm(name, model.eval(), notes, score(model)))
+        began = time.monotonic()
+        model, notes = fit_closed_form(name, marks, shown, effects, features)
+        seconds = time.monotonic() - began
+        found.append(ClosedForm(name, model, notes, score(model), seconds))
     return found
+
+
+def fit_closed_form(
+    name: str,
+    marks: MarkSpace,
+    shown: Dataset,
+    effects: EffectsSpec | None = None,
+    features: EventFeatures | None = None,
+) -> tuple[PointProcess, list[str]]:
+    """The closed-form model of that name, fitted to ``shown``, and remarks on the fit."""
+    build: dict[str, Callable[[], PointProcess]] = {
+        "poisson": lambda: Poisson(marks),
+        CALENDAR: lambda: _with(effects, Poisson(marks)),
+        "spline-poisson": lambda: SplinePoisson(marks),
+        "frailty": lambda: _with(effects, Frailty(marks)),
+        "hawkes": lambda: _with(effects, Hawkes(marks), features),
+    }
+    model = build[name]()
+    some = beginning(shown.some(MOST_EVENTS, seed=0), MOST_EVENTS)
+    notes = model.maximum_likelihood(some)
+    return model.eval(), notes
 
 
 def _with(
@@ -106,9 +135,11 @@ def _with(
     return model
 
 
-def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> Tensor:
+def unit_scores(
+    model: PointProcess, data: Dataset, convention: Convention, team: Team | None = None
+) -> Tensor:
     """Log-likelihoods of the units of ``data`` in a fixed order, in float64; their sum is that of
-    all data.
+    all data. The processes of a ``team`` share the work.
 
     Units are the sequences where there are FEW_SEQUENCES or more of them, else blocks of
     consecutive gaps, about UNITS of them in all. Gaps of history periods belong to no block.
@@ -116,8 +147,11 @@ def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> T
     model.eval()
     place = next(model.parameters()).device
     per_sequence = 1 if len(data) >= FEW_SEQUENCES else math.ceil(UNITS / max(1, len(data)))
-    sums = []
-    for rows in data.batches(128):
+    team = team or Team()
+    found: list[list[Tensor]] = []
+    for rows in team.mine(data.batches(128)):
+        sums: list[Tensor] = []
+        found.append(sums)
         batch = data.batch(rows).to(place)
         terms = quick_gap_terms(model, batch, convention=convention).to("cpu", torch.float64)
         gaps = data.lengths[rows] + 1
@@ -130,7 +164,8 @@ def unit_scores(model: PointProcess, data: Dataset, convention: Convention) -> T
             place_of = (torch.arange(len(one)) - first) * blocks // (count - first)
             block = torch.clamp(place_of, 0, blocks - 1)
             sums.append(torch.zeros(blocks, dtype=torch.float64).index_add(0, block, one))
-    return torch.cat(sums) if sums else torch.zeros(0, dtype=torch.float64)
+    units = [one for sums in team.gather(found) for one in sums]
+    return torch.cat(units) if units else torch.zeros(0, dtype=torch.float64)
 
 
 def standard_error(differences: Tensor) -> float:

@@ -35,12 +35,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.events import Context, Dataset, UserError
+from fourpoint.events import Context, Dataset, MarkSpace, UserError
+from fourpoint.events.dates import span_words
 from fourpoint.events.dequantise import dequantised
 from fourpoint.events.windows import repeated_windows
 from fourpoint.inference.resolution import resolution_of
@@ -48,15 +49,18 @@ from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import TREND, EffectsSpec, effects_of
+from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
 from fourpoint.models.poisson import Poisson
 from fourpoint.ops.pairing import Gain, paired_gain
+from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
+    FEW_SEQUENCES,
     Fold,
     Scores,
     between,
@@ -65,19 +69,20 @@ from fourpoint.training.held_out import (
     z_score,
 )
 from fourpoint.training.outages import find_outages, say, without
+from fourpoint.workers import Numbered, open_executor, run_all
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from rich.table import Table
 
 Floats = NDArray[np.float64]
-ClosedForm = TypeVar("ClosedForm", Poisson, Hawkes)
+ClosedForm = TypeVar("ClosedForm", Poisson, Frailty, Hawkes)
 Outages = Literal["auto", "none"]
 
 CONSTANT, CALENDAR, TIME, COVARIATES = "constant", "calendar", "time", "covariates"
-EXCITATION, CROSS = "excitation", "cross-excitation"
+FRAILTY, EXCITATION, CROSS = "frailty", "excitation", "cross-excitation"
 # Names that `models` takes, in the order of the ladder.
-LADDER = ("poisson", "calendar", "hawkes", "dapp", "deep-dapp")
+LADDER = ("poisson", "calendar", "frailty", "hawkes", "dapp", "deep-dapp")
 NEURAL_SHARES = {"dapp": 0.4, "deep-dapp": 0.6}  # of the time that is left for neural models
 TIME_BUDGET = 60.0
 FEWEST = 20  # events below which nothing can be compared
@@ -93,6 +98,9 @@ CLOSED_SHARE = 0.75  # of the time budget for closed forms, where neural models 
 FIRST_SHARE = 0.25  # of the time that is left for the first fold, at most
 PILOT = 3000  # events that are compared first, to measure what an event costs
 WARM_UP = 300  # events that are compared before that: what is loaded and compiled is not measured
+# A Hawkes process with a table of types takes 2 to 16 times as long as one without types (logs of
+# 3, 5 and 8 types, few and many terms of the calendar): about this times the number of types.
+CROSS_COST = 2.5
 MARGIN = 1.3  # by which a cost may exceed the one measured before
 FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored on
 
@@ -223,13 +231,17 @@ def compare(
     time_budget: float = TIME_BUDGET,
     seed: int = 0,
     progress: bool = True,
+    jobs: int | None = None,
+    ray: str | None = None,
 ) -> Comparison:
     """Fit a ladder of nested explanations to ``data`` and score each on held-out data.
 
-    Arguments
-        models: names among poisson, calendar, hawkes, dapp and deep-dapp, together or separated by
-            commas. The constant rate is always there, and with dates so are calendar and
-            excitation. Without dates calendar is the time since the start of repeated windows.
+    Args:
+        models: names among poisson, calendar, frailty, hawkes, dapp and deep-dapp, together or
+            separated by commas. The constant rate is always there, and with dates so are calendar
+            and excitation. Without dates calendar is the time since the start of repeated windows.
+            Frailty is for 30 sequences or more: customers whose rates differ look like customers
+            whose events lead to further ones.
         calendar: terms of the calendar, as in :func:`fourpoint.fit`. With "auto" all terms of which
             the data cover enough periods: they are penalised, so that terms without an effect cost
             little, while a rhythm that is left out would look like clustering.
@@ -238,6 +250,8 @@ def compare(
             clustering. "none" counts them as observed.
         time_budget: seconds that this takes at most. Closed forms come first; neural models share
             what is left, and are left out if that is too little.
+        jobs, ray: fit the neural models at the same time, in processes of this machine or on the
+            Ray cluster at this address; each of them has all of the time that is left.
 
     Raises :class:`UserError` for fewer than 20 events, unknown models, or a calendar for data
     without dates.
@@ -259,7 +273,38 @@ def compare(
         )
     clock = _Clock(began, time_budget)
     with _ticking(clock, progress), threads_for_loops(True):
-        return _ladder(data, names, calendar, outages, seed, clock).climb()
+        ladder = _ladder(data, names, calendar, outages, seed, clock)
+        ladder.jobs, ladder.ray = jobs, ray
+        return ladder.climb()
+
+
+class NeuralTask(NamedTuple):
+    """What a process needs to fit a neural model within so many seconds."""
+
+    name: str
+    train: Dataset
+    marks: MarkSpace
+    effects: EffectsSpec | None
+    seed: int
+    seconds: float
+
+
+def fit_neural(task: NeuralTask) -> PointProcess:
+    """A neural model with the effects of calendar and covariates, fitted."""
+    build = MODELS[task.name]
+    settings = {"seed": task.seed} if "seed" in parameters(build) else {}
+    model: PointProcess = build(marks=task.marks, **settings)
+    if task.effects is not None and model.effect_curves:
+        model.add_effects(task.effects)
+    fit(
+        model,
+        task.train,
+        seed=task.seed,
+        time_budget=task.seconds,
+        progress=False,
+        calendar=NONE,
+    )
+    return model
 
 
 def _ladder(
@@ -404,6 +449,10 @@ class _Ladder:
         self.names = names
         self.seed = seed
         self.clock = clock
+        self.jobs: int | None = (
+            None  # processes, or the address of a Ray cluster, for neural models
+        )
+        self.ray: str | None = None
         self.notes: list[str] = []
         self.unit = data.unit
         self.seconds: float | None = None  # in the data's unit of time, where it has a known one
@@ -534,6 +583,9 @@ class _Ladder:
             model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
             best = fold.scores(model)
             self._add(COVARIATES, "poisson", k, best.total)
+        if "frailty" in self.names and fold.edges is None and len(fold.train) >= FEW_SEQUENCES:
+            differing = self._fitted(Frailty(fold.train.marks), self.whole, fold.train)
+            self._add(FRAILTY, "frailty", k, fold.scores(differing).total)
         if "hawkes" in self.names or self.dated:
             self._excitation(k, fold, best)
 
@@ -561,7 +613,7 @@ class _Ladder:
         self.excitation_seconds = self.clock.elapsed - before
         if types == 1 or "hawkes" not in self.names:
             return
-        expected = types**2 * self.excitation_seconds
+        expected = CROSS_COST * types * self.excitation_seconds
         if self.clock.left < expected and (k == 0 or CROSS in self.rungs):
             self._note("the time budget is too short for a table of which type excites which")
             return
@@ -578,6 +630,9 @@ class _Ladder:
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
         asked = [name for name in NEURAL_SHARES if name in self.names]
+        if asked and (self.jobs is not None or self.ray is not None):
+            self._train_at_once(asked)
+            return
         overrun = 1.0
         for n, name in enumerate(asked):
             rest = sum(NEURAL_SHARES[other] for other in asked[n:])
@@ -600,26 +655,36 @@ class _Ladder:
         """
         if self.cross_seconds:
             return self.cross_seconds
-        return self.raw.marks.count**2 * self.excitation_seconds
+        types = self.raw.marks.count
+        return (CROSS_COST * types if types > 1 else 1.0) * self.excitation_seconds
 
     def _train(self, name: str, seconds: float) -> None:
-        raw = folds_of(self.raw, self.seed)[0] if self.raw is not self.shown else self.folds[0]
-        build = MODELS[name]
-        settings = {"seed": self.seed} if "seed" in parameters(build) else {}
-        model = build(marks=self.raw.marks, **settings)
-        if self.whole is not None and model.effect_curves:
-            model.add_effects(self.whole)
         until = self.clock.elapsed + seconds
-        fit(
-            model,
-            raw.train,
-            seed=self.seed,
-            time_budget=(1 - SCORING) * seconds,
-            progress=False,
-            calendar=NONE,
-        )
+        model = fit_neural(self._neural_task(name, (1 - SCORING) * seconds))
         self.clock.doing = f"scoring {name}"
         self._add(name, name, 0, self._scored_until(model, until))
+
+    def _neural_task(self, name: str, seconds: float) -> NeuralTask:
+        raw = folds_of(self.raw, self.seed)[0] if self.raw is not self.shown else self.folds[0]
+        return NeuralTask(name, raw.train, self.raw.marks, self.whole, self.seed, seconds)
+
+    def _train_at_once(self, names: list[str]) -> None:
+        """Fit neural models at the same time, and score them one after the other."""
+        seconds = 0.97 * self.clock.left
+        if seconds < LEAST_SECONDS + self._start_seconds():
+            self._note(f"{' and '.join(names)} are left out: {max(seconds, 0.0):.0f} s are left")
+            return
+        self.clock.doing = " and ".join(names)
+        fitting = (1 - SCORING) * seconds
+        tasks = [self._neural_task(name, fitting) for name in names]
+        with open_executor(
+            Numbered(fit_neural), jobs=self.jobs or len(names), ray=self.ray
+        ) as executor:
+            models = list(run_all(executor, tasks))
+        for n, (name, model) in enumerate(zip(names, models, strict=True)):
+            self.clock.doing = f"scoring {name}"
+            share = self.clock.left / (len(names) - n)
+            self._add(name, name, 0, self._scored_until(model, self.clock.elapsed + share))
 
     def _scored_until(self, model: PointProcess, until: float) -> Floats:
         """Scores of units of the first fold: of a few, which says what an event costs, and of as
@@ -675,6 +740,7 @@ class _Ladder:
         if self.found:
             branching = float(np.median([ratio for ratio, _ in self.found]))
             lag = 1 / float(np.median([decay for _, decay in self.found]))
+            self._tell_of_doubles(branching, lag)
         evidence = z_score(np.concatenate(self.evidence)) if self.evidence else 0.0
         few = self.folds[0].edges is None
         return Comparison(
@@ -694,6 +760,17 @@ class _Ladder:
             tuple(self.notes),
         )
 
+    def _tell_of_doubles(self, branching: float, lag: float) -> None:
+        """Say that events which follow within the timestamp resolution may be the same ones."""
+        gaps = self.raw.gaps[self.raw.gaps > 0]
+        width = timestamp_resolution(gaps) if len(gaps) else 0.0
+        if branching > TRIGGERED and lag < width:
+            self.notes.append(
+                "events follow earlier ones within the resolution of timestamps, "
+                f"{span_words(width, self.unit)}: they may have been recorded twice, or arrive in "
+                "batches; --ties drop keeps one of those at the same time"
+            )
+
     def _recommended(self, rungs: list[_Rung]) -> str:
         """The simplest step that no later one clearly beats by enough to matter."""
         best = rungs[0]
@@ -708,7 +785,8 @@ class _Ladder:
         names = list(self.rungs)
         if EXCITATION not in names:
             return False
-        if evidence > EVIDENCE and branching > TRIGGERED:
+        # Rates that differ between sequences have the same first-order effect as excitation.
+        if evidence > EVIDENCE and branching > TRIGGERED and FRAILTY not in names:
             return True
         simpler = names[: names.index(EXCITATION)]
         compared = simpler if self.harmful else simpler[-1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from fourpoint.events.dates import SECONDS
+from fourpoint.events.dates import span_words
 
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 WHAT = {
     "time": "The time since the start of the window",
     "covariates": "Covariates",
+    "frailty": "A rate of its own for every sequence",
     "cross-excitation": "Which type excites which",
     "dapp": "A neural model (DAPP)",
     "deep-dapp": "A deep neural model (Deep DAPP)",
@@ -67,9 +68,11 @@ def _beyond(found: Comparison) -> str:
         "calendar": "the calendar",
         "time": "the time of the window",
         "covariates": "covariates",
+        "frailty": "differences between sequences",
     }
     known = [words[name] for name in before]
-    return f" beyond {' and '.join(known)}" if known else ""
+    listed = ", ".join(known[:-1]) + " and " if len(known) > 1 else ""
+    return f" beyond {listed}{known[-1]}" if known else ""
 
 
 def _verdict(found: Comparison) -> str:
@@ -77,6 +80,8 @@ def _verdict(found: Comparison) -> str:
     if "excitation" not in names:
         return ""
     rhythm = "the rhythm" if len(found.steps) and names[1] in ("calendar", "time") else "chance"
+    if "frailty" in names and found.step("frailty").gain_low > 0:
+        rhythm += " and the differences between sequences"
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events follow from earlier ones"
@@ -85,14 +90,7 @@ def _verdict(found: Comparison) -> str:
 
 def lag_words(found: Comparison) -> str:
     """The mean lag in a unit that suits it."""
-    lag = found.lag
-    if found.unit not in SECONDS:
-        return f"{lag:.3g} {found.unit or 'units of time'}"
-    total = lag * SECONDS[found.unit]
-    for name in ("days", "hours", "minutes", "seconds"):
-        if total >= 2 * SECONDS[name]:
-            return f"{total / SECONDS[name]:.3g} {name}"
-    return f"{total:.2g} seconds"
+    return span_words(found.lag, found.unit)
 
 
 def _how(found: Comparison) -> str:
@@ -101,6 +99,8 @@ def _how(found: Comparison) -> str:
         return ": a constant rate, which nothing clearly beats"
     if step.name in ("calendar", "time", "covariates"):
         return " (a Poisson process with these effects)"
+    if step.name == "frailty":
+        return " (a Poisson process with a random factor of the rate of every sequence)"
     if step.name in ("excitation", "cross-excitation"):
         return " (a Hawkes process)"
     return ""

@@ -29,6 +29,7 @@ from fourpoint.events.batching import Batch
 from fourpoint.events.dequantise import dequantised_batch
 from fourpoint.inference.likelihood import BLOCK, Convention
 from fourpoint.training.run import Recipe, Run, TrainingError
+from fourpoint.training.sources import InMemory
 from fourpoint.training.steps import Steps
 
 KEPT = 4096  # losses held on the device
@@ -84,6 +85,8 @@ class CapturedSteps(Steps):
         """Sequences that are not cut into blocks, without places, on a CUDA device."""
         return (
             device.type == "cuda"
+            and run.team.size == 1
+            and isinstance(run.source, InMemory)
             and run.train.places is None
             and run.train.context is None
             and run.train.features is None
@@ -114,7 +117,7 @@ class CapturedSteps(Steps):
         if self.taken == KEPT:
             self._read()
         self.first = self.first if self.taken else step
-        rows = self.run.rows(step)
+        rows = self.run.source.at(step).rows
         shape = self._shape(rows)
         padded = np.full(len(shape.rows), len(self.run.train))
         padded[: len(rows)] = rows

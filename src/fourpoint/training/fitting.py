@@ -42,9 +42,10 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from fourpoint.data.event_files import BUFFER, EventFiles
 from fourpoint.events import Dataset, check_marks
+from fourpoint.events.dates import span_words
 from fourpoint.events.dequantise import dequantised, stamped_ahead
-from fourpoint.events.windows import cut_long, repeated_windows
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
@@ -54,12 +55,14 @@ from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
 from fourpoint.training.calendar import AUTO, choose_effects
-from fourpoint.training.closed_forms import fit_closed_forms
+from fourpoint.training.closed_forms import ClosedForm, fit_closed_form, fit_closed_forms
 from fourpoint.training.cuda import CapturedSteps
 from fourpoint.training.filling import fill_gaps
 from fourpoint.training.outages import find_outages, say, without
 from fourpoint.training.run import Fit, Recipe, Run, TrainingError, fingerprint, one_fit_at_a_time
+from fourpoint.training.sources import InMemory, Source, Streamed, cut_into_pieces
 from fourpoint.training.steps import Steps
+from fourpoint.training.team import local_device, team_of
 
 VALIDATIONS = 40  # in a run whose recipe leaves it open, or in a time budget
 NETWORK_PACE = 0.03
@@ -68,12 +71,13 @@ NETWORK_PACE = 0.03
 LARGEST_BATCH = 64  # sequences of a step
 STEP_EVENTS = 600  # events of a step on a processor, where the recipe leaves the batch size open
 DEVICE_EVENTS, FEWEST_STEPS = 4096, 4  # the same on an accelerator, and steps of an epoch at least
-LONG, PIECE = 4096, 1024  # events of a sequence that is cut into pieces, and of a piece
-HISTORY = 256  # events before a piece that condition it
+SAMPLE = 1_000_000  # events of files that first fits and checks look at
+DEV_SAMPLE = 100_000  # events of development data in files that are held in memory
 SMALL = 500  # training events below which a model is kept at its start unless it is clearly better
 SMALL_VALIDATE = 10  # steps between validations then
 BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
 CLOSING_SHARE, CLOSING_SECONDS = 0.08, 8.0  # of a time budget, for what follows the last step
+REFIT_SHARE = 0.2  # of a time budget, at most, for fitting a closed form again to all of the data
 RECIPE: dict[str, Any] = dict(
     steps=3000,
     batch_size=None,
@@ -94,8 +98,8 @@ RECIPE: dict[str, Any] = dict(
 @one_fit_at_a_time
 def fit(
     model: PointProcess,
-    train: Dataset,
-    dev: Dataset | None = None,
+    train: Dataset | EventFiles,
+    dev: Dataset | EventFiles | None = None,
     *,
     steps: int | None = None,
     batch_size: int | None = None,
@@ -115,6 +119,7 @@ def fit(
     calendar: str | Sequence[str] = AUTO,
     outages: Literal["auto", "none"] = "auto",
     fill: Literal["none", "sample"] = "none",
+    everything: Dataset | None = None,
     device: str = "cpu",
     convention: Convention = "window",
     seed: int = 0,
@@ -123,6 +128,7 @@ def fit(
     resume: bool = False,
     progress: bool = True,
     keep_going: Callable[[float, float], bool] | None = None,
+    buffer: int = BUFFER,
 ) -> Fit:
     """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of
     ``train`` where None).
@@ -130,7 +136,10 @@ def fit(
     A model that is fitted in closed form (Poisson, spline Poisson, Hawkes, self-correcting) is
     fitted to all of ``train``; ``dev`` is scored if it is given.
 
-    Arguments
+    Args:
+        train, dev: data sets, or files opened by `fourpoint.scan`, of which a part at a time is in
+            memory. First fits and checks then look at a sample of a million events, and
+            validations at one of the development data.
         steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes
             through the data take if that is more.
         time_budget: seconds from the call to its return; ends the schedule earlier where it is
@@ -149,6 +158,9 @@ def fit(
         fill: "sample" draws the events of recording gaps (exposure 0) from a Hawkes process that is
             fitted to the training data in turn, five rounds, and fits the model to the filled data;
             "none" takes the observed events for all of the past.
+        everything: data to which a closed-form model is fitted again where it is returned in place
+            of the trained one: that of which ``train`` and ``dev`` are parts, if ``dev`` is kept
+            for this choice alone. It is ``train`` where ``dev`` is None.
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
             fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
@@ -169,6 +181,7 @@ def fit(
         resume: go on from the state in ``folder``.
         keep_going: is called after every validation with the share of the schedule that is done
             and the best score on dev so far, in nats per event; training ends where it is false.
+        buffer: events of files that are in memory together and shuffled with each other.
 
     What is None comes from the model's own ``recipe`` where it has one, else from
     `training.RECIPE`.
@@ -206,55 +219,81 @@ def fit(
         average=average,
         dequantise=dequantise,
     )
-    place = _device(device)
-    pieces = _pieces(train, place)
-    recipe = _chosen_recipe(model, given, pieces, place, few=baselines)
-    _check_fit(model, train, dev, recipe, time_budget)
+    place = _device(local_device(device))
+    with_history = place.type != "cuda"
     _check_choices(convention, fill)
+    files: EventFiles | None = None
+    streamed: Streamed | None = None
+    if isinstance(train, EventFiles):
+        _check_files(model, train, fill)
+        files, dev = _files_and_dev(train, dev, seed)
+        train = files.sample(SAMPLE, seed)
+        streamed = Streamed(files, seed=seed, buffer=buffer, with_history=with_history)
+    elif isinstance(dev, EventFiles):
+        dev = dev.sample(DEV_SAMPLE, seed)
+    pieces = cut_into_pieces(train, with_history=with_history)
+    recipe = _chosen_recipe(
+        model, given, pieces if streamed is None else streamed, place, few=baselines
+    )
+    _check_fit(model, train, dev, recipe, time_budget)
     _check_step_memory(model, pieces, recipe)
     keep_freed_memory()
     torch.manual_seed(seed)
-    parts = _Parts(*_train_and_dev(model, train, dev, seed))
-    parts.add_event_features(model)
-    parts.add_effects(model, calendar)
-    if outages == "auto":
-        parts.leave_out_outages(model)
-    if fill == "sample":
-        parts.fill_gaps(model, seed)
-    if parts.train is not train:
-        pieces = _pieces(parts.train, place)
-    recipe = _in_full(recipe, pieces, seed)
-    model.trained_on = TrainedOn.of(parts.observed, parts.dev)
-    model.calibration = None  # that of other weights
-    terms = _terms(model, parts, recipe, convention, seed)
-    where = Path(folder) if folder else None
-    run = Run(model, parts.train, parts.dev, where, seed, recipe, terms, pieces)
-    if resume and run.finished():
-        return run.fit
-    run.begin(resume)
-    # Gradients of attention are summed per thread, so that they depend on the number of threads;
-    # these models are small.
-    one_thread = place.type == "cpu" and model.one_thread
-    with threads_for_loops(one_thread), _bar(progress) as bar:
-        bar.say("preparing")
-        said = _timestamp_resolution(run, recipe)
-        shown = parts.train
-        if run.resolution:
-            shown = dequantised(shown, run.resolution, seed)
-        run.fit.notes += parts.notes + model.initialise(shown) + said
-        if model.fits_in_closed_form:
-            return run.maximise(shown)
-        if baselines:
-            bar.say("fitting closed-form models")
-            _fit_baselines(run, shown, began, time_budget)
-        limits = _Limits(began, time_budget, keep_going or (lambda share, score: True))
-        return _train(run, recipe, convention, place, limits, resume, bar)
+    if dev is None:
+        everything = train
+    with team_of(place) as team:
+        parts = _Parts(*_train_and_dev(model, train, dev, seed))
+        parts.add_event_features(model)
+        parts.add_effects(model, calendar)
+        if outages == "auto" and files is None:
+            parts.leave_out_outages(model)
+        if fill == "sample":
+            parts.fill_gaps(model, seed)
+        if parts.train is not train:
+            pieces = cut_into_pieces(parts.train, with_history=with_history)
+        source: Source
+        if streamed is None:
+            source = InMemory(pieces, recipe.batch_size, recipe.mixed, seed)
+        else:
+            source = streamed.prepare(recipe.batch_size, recipe.mixed)
+        recipe = _in_full(recipe, source, often=files is None or validate_every is not None)
+        if files is None:
+            model.trained_on = TrainedOn.of(parts.observed, parts.dev)
+        else:
+            model.trained_on = files.trained_on(parts.dev)
+        model.calibration = None  # that of other weights
+        size = parts.train if files is None else files
+        terms = _terms(model, parts, size, recipe, convention, seed)
+        where = Path(folder) if folder else None
+        run = Run(model, parts.train, parts.dev, where, seed, recipe, terms, source, size, team)
+        if resume and team.agree(run.finished()):
+            return run.fit
+        run.begin(resume)
+        # Gradients of attention are summed per thread, so that they depend on the number of
+        # threads; these models are small.
+        one_thread = place.type == "cpu" and model.one_thread
+        with threads_for_loops(one_thread), _bar(progress and team.first) as bar:
+            bar.say("preparing")
+            said = _timestamp_resolution(run, recipe)
+            shown = parts.train
+            if run.resolution:
+                shown = dequantised(shown, run.resolution, seed)
+            run.fit.notes += parts.notes + model.initialise(shown) + said
+            if model.fits_in_closed_form:
+                return run.maximise(shown)
+            if baselines:
+                if everything is not None and fill == "none":
+                    run.refit = _refit(run, everything, outages)
+                bar.say("fitting closed-form models")
+                _fit_baselines(run, shown, began, time_budget)
+            limits = _Limits(began, time_budget, keep_going or (lambda share, score: True))
+            return _train(run, recipe, convention, place, limits, resume, bar)
 
 
 def _chosen_recipe(
     model: PointProcess,
     given: dict[str, Any],
-    pieces: Dataset,
+    pieces: Dataset | Streamed,
     place: torch.device,
     *,
     few: bool,
@@ -272,6 +311,19 @@ def _chosen_recipe(
     if few and pieces.scored_events < SMALL and "validate_every" not in given:
         chosen["validate_every"] = min(chosen["validate_every"] or SMALL_VALIDATE, SMALL_VALIDATE)
     return Recipe(**chosen)
+
+
+def _files_and_dev(
+    train: EventFiles, dev: Dataset | EventFiles | None, seed: int
+) -> tuple[EventFiles, Dataset]:
+    """Files to train on, and development data in memory: a sample of those given, or of a tenth of
+    the sequences.
+    """
+    if isinstance(dev, Dataset):
+        return train, dev
+    if dev is None:
+        train, dev = train.split((0.9, 0.1), seed=seed)
+    return train, dev.sample(DEV_SAMPLE, seed)
 
 
 def _train_and_dev(
@@ -330,7 +382,12 @@ class _Parts:
 
 
 def _terms(
-    model: PointProcess, parts: _Parts, recipe: Recipe, convention: Convention, seed: int
+    model: PointProcess,
+    parts: _Parts,
+    size: Dataset | EventFiles,
+    recipe: Recipe,
+    convention: Convention,
+    seed: int,
 ) -> dict[str, Any]:
     """What a run depends on: only a run with the same terms is resumed."""
     effects = None if model.effects is None else model.effects.spec.to_dict()
@@ -338,12 +395,12 @@ def _terms(
         **asdict(recipe),
         convention=convention,
         seed=seed,
-        events=parts.train.events,
-        sequences=len(parts.train),
+        events=size.events,
+        sequences=len(size),
         model=model.settings(),
         effects=effects,
         event_features=list(feature_names(parts.train)),
-        train=fingerprint(parts.train),
+        train=size.fingerprint() if isinstance(size, EventFiles) else fingerprint(size),
         dev=fingerprint(parts.dev),
     )
 
@@ -358,11 +415,33 @@ def _fit_baselines(run: Run, shown: Dataset, began: float, time_budget: float | 
         model.marks,
         shown,
         run.score,
-        time_left=lambda: time.monotonic() - began < limit,
+        time_left=lambda: bool(run.team.agree(time.monotonic() - began < limit)),
         effects=None if model.effects is None else model.effects.spec,
         features=model.event_features,
     )
     run.compare_with(found)
+
+
+def _refit(run: Run, everything: Dataset, outages: str) -> Callable[[ClosedForm], ClosedForm]:
+    """A function that fits a closed-form model again, to ``everything``, with the same terms of the
+    calendar.
+    """
+    model = run.model
+
+    def refit(one: ClosedForm) -> ClosedForm:
+        data = everything
+        effects = None
+        if model.effects is not None:
+            spec = model.effects.spec
+            effects = effects_of(data, spec.calendar, seconds=spec.seconds, zone=spec.zone)
+            if outages == "auto" and spec.calendar:
+                data = without(data, find_outages(data, effects))
+        shown = dequantised(data, run.resolution, run.seed) if run.resolution else data
+        again, notes = fit_closed_form(one.name, model.marks, shown, effects, model.event_features)
+        again.trained_on = TrainedOn.of(everything, everything.select([]))
+        return one._replace(model=again, notes=notes)
+
+    return refit
 
 
 def _add_effects(
@@ -403,14 +482,12 @@ def _train(
     """The loop of optimiser steps and validations."""
     model = run.model
     began, time_budget, keep_going = limits.began, limits.time_budget, limits.keep_going
-    train = run.train
-    scored = train.scored_lengths
     guesses = _guesses(run)
     model.to(place)
     optimiser = run.optimiser = torch.optim.AdamW(
         _groups(model, recipe), betas=(0.9, 0.99), fused=True, capturable=place.type == "cuda"
     )
-    step = run.load() if resume else 0
+    step = run.share_state(run.load() if resume else 0)
     model.draw_training_features()
     run.begin_mean()
     if guesses and step == 0:
@@ -422,17 +499,25 @@ def _train(
     if time_budget is None:
         limit = math.inf
     else:
-        limit = time_budget - min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+        closing = min(CLOSING_SHARE * time_budget, CLOSING_SECONDS)
+        limit = time_budget - closing - min(REFIT_SHARE * time_budget, run.reserved())
     until = limit
     bar.expect(recipe.steps, until)
     if time_budget is not None:
-        run.time_left = lambda: time.monotonic() - began < time_budget
+        run.time_left = lambda seconds: time.monotonic() - began + seconds < time_budget
+
+    def time_now() -> float:
+        """The time; that of the first process, where a budget makes decisions depend on it."""
+        now = time.monotonic()
+        return now if time_budget is None else began + run.team.agree(now - began)
+
     seen = 0
-    clock = time.monotonic()
+    clock = time_now()
     pause = until / VALIDATIONS
-    first, ready = step, time.monotonic() - began  # preparation has no share of the schedule
+    first, ready = step, clock - began  # preparation has no share of the schedule
+    now = clock
     while step < recipe.steps:
-        passed = (time.monotonic() - began - ready) / (until - ready) if ready < until else 1.0
+        passed = (now - began - ready) / (until - ready) if ready < until else 1.0
         share = max(step / recipe.steps, passed)
         if (share >= 1 and step > first) or run.stale() >= recipe.patience:
             run.fit.stopped = "time budget" if share >= 1 else "no better validation"
@@ -442,13 +527,13 @@ def _train(
         rate = recipe.learning_rate * warmed * cosine
         taker.take(step, rate)
         run.move_mean(step)
-        seen += int(scored[run.rows(step)].sum())
+        seen += run.source.at(step).scored
         step += 1
-        now = time.monotonic()
+        now = time_now()
         over = step == recipe.steps or now - began >= until
         if step % recipe.validate_every == 0 or over or now - clock >= pause:
             losses = taker.drain()
-            now = time.monotonic()
+            now = time_now()
             speed = seen / max(1e-9, now - clock)
             row = dict(
                 step=step,
@@ -459,12 +544,13 @@ def _train(
             )
             run.validate(row, -float(np.mean(losses)))
             bar.update(step, time.monotonic() - began, row)
-            if not keep_going(share, run.fit.best):
+            if not run.team.agree(keep_going(share, run.fit.best)):
                 run.fit.stopped = "stopped from outside"
                 break
             seen = 0
-            clock = time.monotonic()
+            clock = time_now()
             validated = clock - now
+            now = clock
             # The last validation and the score of the model that is kept take as long.
             until = limit - 2 * validated
             pause = max(pause, 3 * validated)  # most of a budget is for training
@@ -505,19 +591,7 @@ def _guesses(run: Run) -> list[dict[str, torch.Tensor]]:
     return found
 
 
-def _pieces(train: Dataset, place: torch.device) -> Dataset:
-    """What steps are taken on: the data, with very long sequences cut into pieces that have the
-    events before them as history.
-
-    Windows that repeat each other stay whole, since a model may have curves of the time since their
-    start. On a CUDA device pieces have no history, since the kernels there score all of a piece.
-    """
-    if repeated_windows(train) or int(train.lengths.max(initial=0)) <= LONG:
-        return train
-    return cut_long(train, PIECE, history=0 if place.type == "cuda" else HISTORY)
-
-
-def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:
+def _batch_for(train: Dataset | Streamed, step_events: int, place: torch.device) -> int:
     """Sequences of a step. On a processor many small steps learn more from as many events than few
     large ones; on an accelerator a step costs about the same whatever its size."""
     mean = max(1, train.scored_events) / max(1, len(train))
@@ -527,11 +601,15 @@ def _batch_for(train: Dataset, step_events: int, place: torch.device) -> int:
     return int(min(LARGEST_BATCH, max(1, quarter, int(DEVICE_EVENTS / mean))))
 
 
-def _in_full(recipe: Recipe, train: Dataset, seed: int) -> Recipe:
-    """The recipe with steps and validations counted out for this data."""
-    per_epoch = len(train.batches(recipe.batch_size, seed=seed, mixed=recipe.mixed))
-    steps = max(recipe.steps, math.ceil(recipe.epochs * per_epoch))
-    validate_every = recipe.validate_every or max(20, steps // VALIDATIONS)
+def _in_full(recipe: Recipe, source: Source, *, often: bool) -> Recipe:
+    """The recipe with steps and validations counted out for this data. Unless validations are
+    ``often``, there are about forty of them however many steps there are.
+    """
+    steps = max(recipe.steps, math.ceil(recipe.epochs * source.per_epoch))
+    spread = max(20, steps // VALIDATIONS)
+    validate_every = recipe.validate_every or spread
+    if not often:
+        validate_every = max(validate_every, spread)
     return replace(recipe, steps=steps, validate_every=validate_every)
 
 
@@ -540,7 +618,6 @@ def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:
     so itself; a note if there is one.
     """
     train = run.train
-    unit = run.train.unit or "time units"
     resolution = coarse_resolution(train.gaps[train.gaps > 0])
     if run.model.dequantises_gaps:
         run.model.dequantise = recipe.dequantise
@@ -550,8 +627,8 @@ def _timestamp_resolution(run: Run, recipe: Recipe) -> list[str]:
     if not resolution:
         return []
     found = (
-        f"timestamps have a resolution of {resolution:.4g} {unit}, and a quarter of all gaps is at "
-        f"most {COARSE} times that: "
+        f"timestamps have a resolution of {span_words(resolution, train.unit)}, and a quarter of "
+        f"all gaps is at most {COARSE} times that: "
     )
     if recipe.dequantise:
         return [found + "events are dequantised in training; compare models by resolution_score"]
@@ -638,6 +715,20 @@ def _check_choices(convention: str, fill: str) -> None:
         )
     if fill not in ("none", "sample"):
         raise TrainingError("fill 'none' or 'sample'", f"{fill!r}", "Choose one of the two.")
+
+
+def _check_files(model: PointProcess, train: EventFiles, fill: str) -> None:
+    """Refuse what needs all events in memory."""
+    if fill != "none" or model.fits_in_closed_form:
+        what = "fill" if fill != "none" else f"the model {type(model).__name__}"
+        raise TrainingError(
+            "a model that is trained in steps, without filled gaps, for files that are read chunk "
+            "by chunk",
+            what,
+            "Fit a sample: scan(...).sample(1_000_000, seed=0), or choose --model dapp.",
+        )
+    if len(train) == 0:
+        raise TrainingError("training data with events", "no sequence", "Check the split.")
 
 
 def _check_step_memory(model: PointProcess, pieces: Dataset, recipe: Recipe) -> None:

@@ -27,6 +27,7 @@ import csv
 import hashlib
 import io
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,9 @@ import numpy as np
 import torch
 
 from fourpoint.atomic import locked, make_folder, write_atomic
+from fourpoint.data.event_files import EventFiles
 from fourpoint.events import Dataset, Sequence, UserError
+from fourpoint.events.dequantise import dequantised
 from fourpoint.events.windows import beginning
 from fourpoint.inference.likelihood import Convention, log_likelihoods
 from fourpoint.inference.sampling import sample_paths
@@ -54,6 +57,8 @@ from fourpoint.training.closed_forms import (
     standard_error,
     unit_scores,
 )
+from fourpoint.training.sources import InMemory, Source
+from fourpoint.training.team import Team
 
 VALIDATION_EVENTS = (
     20_000  # at most so many events of the development data are scored at each validation
@@ -68,6 +73,8 @@ COLUMNS = (
     "events_per_second",
     "learning_rate",
 )
+MATTERS = 0.002  # nats per event, up to which two models are as good
+REFIT_MARGIN = 1.5  # times the first fit of a closed form that fitting it again may take
 IN_USE = "Wait until that fit has ended, or choose another folder."
 P = ParamSpec("P")
 
@@ -135,19 +142,21 @@ class Run:
         seed: int,
         recipe: Recipe,
         terms: dict[str, Any],
-        pieces: Dataset | None = None,
+        source: Source | None = None,
+        size: Dataset | EventFiles | None = None,
+        team: Team | None = None,
     ) -> None:
         self.model = model
-        self.folder = folder
+        self.team = team or Team()
+        self.folder = folder if self.team.first else None  # one process writes
         self.seed = seed
         self.terms = terms
-        self.batch_size = recipe.batch_size
-        self.mixed = recipe.mixed
+        # Where steps come from, and all training data, of which ``train`` is a part in memory if
+        # they are in files.
+        self.source = source or InMemory(train, recipe.batch_size, recipe.mixed, seed)
+        self.size = train if size is None else size
         self.convention = terms["convention"]
-        self.whole = (
-            train  # before long sequences are cut into ``pieces``, which steps are taken on
-        )
-        self.train = train if pieces is None else pieces
+        self.whole = train  # before long sequences are cut into pieces, which steps are taken on
         self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
         self.fit = Fit(model=model)
         self.best: dict[str, torch.Tensor] = {}
@@ -161,24 +170,20 @@ class Run:
         self.optimiser: torch.optim.Optimizer | None = None
         self.average = recipe.average
         self.mean = list[torch.Tensor]()
-        self.per_epoch = len(self.train.batches(self.batch_size, seed=0, mixed=self.mixed))
-        self.mean_events = max(1.0, self.train.scored_events / max(1, len(self.train)))
+        self.per_epoch = self.source.per_epoch
+        self.mean_events = self.source.mean_events
         self.resolution = 0.0  # of the timestamps that are dequantised; 0 for none
+        # fits a closed-form model again, to the training and development data together
+        self.refit: Callable[[ClosedForm], ClosedForm] | None = None
         self.stamped_ahead = False  # whether these are dates of whole days
-        self.time_left: Callable[[], bool] = lambda: (
-            True
-        )  # of a time budget, for what follows the last step
-        self._epoch: tuple[int, list[np.ndarray]] = (-1, [])
+        # whether so many seconds of a time budget are left for what follows the last step
+        self.time_left: Callable[[float], bool] = lambda seconds: True
+        self._scored: Dataset | None = None  # the development data as models are scored on it
 
-    def rows(self, step: int) -> np.ndarray:
-        """The sequences of step ``step``: epochs are reshuffled, each from its own seed."""
-        epoch, position = divmod(step, self.per_epoch)
-        if self._epoch[0] != epoch:
-            batches = self.train.batches(
-                self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed
-            )
-            self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
-        return self._epoch[1][position]
+    @property
+    def train(self) -> Dataset:
+        """What steps are taken on, or what stands for it where the data are in files."""
+        return self.source.data if isinstance(self.source, InMemory) else self.whole
 
     def begin_mean(self) -> None:
         """The running mean begins at the first weights, or goes on from a killed run's."""
@@ -220,8 +225,22 @@ class Run:
             self.write(model=True)
 
     def score(self, model: PointProcess) -> torch.Tensor:
-        """Log-likelihoods of ``model`` on the units of the development data."""
-        return unit_scores(model, self.dev, self.convention)
+        """Log-likelihoods of ``model`` on the units of the development data.
+
+        Rounded timestamps are dequantised, in the same way for all models: an event that shares its
+        timestamp with another one would favour whichever model has the narrowest peak after events.
+        """
+        if self._scored is None:
+            self._scored = self.dev
+            if self.resolution:
+                self._scored = dequantised(self.dev, self.resolution, self.seed)
+        return unit_scores(model, self._scored, self.convention, self.team)
+
+    def reserved(self) -> float:
+        """Seconds that fitting a closed-form model again may take at the end."""
+        if self.refit is None:
+            return 0.0
+        return REFIT_MARGIN * max((one.seconds for one in self.closed_forms), default=0.0)
 
     def compare_with(self, found: list[ClosedForm]) -> None:
         """Closed-form models that the trained model is compared with at the end."""
@@ -242,7 +261,7 @@ class Run:
                 self.guess_scores = scores
         _copy(self.model, [self.guess[name] for name in names])
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
-        train_score = _score(self.model, some, self.convention)
+        train_score = _score(self.model, some, self.convention, self.team)
         self.best = dict(self.guess)
         self.scores = self.guess_scores
         self.fit.best = float(self.scores.sum()) / max(1, self.dev.scored_events)
@@ -279,6 +298,8 @@ class Run:
         """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
         began = time.monotonic()
         self.fit.notes += self.model.maximum_likelihood(shown)
+        if len(self.dev):
+            self.fit.notes += self.model.keep_best(self.dev)
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
         train_score = _score(self.model, some, self.convention)
         score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan
@@ -303,16 +324,20 @@ class Run:
         """Choose what is returned: the trained weights, the first guess, or a closed-form model.
 
         That is the best of them on the development data, unless simulated paths of it run away and
-        those of another do not.
+        those of another do not. Processes other than the first keep the trained weights.
         """
         self._or_the_guess()
         self._take(self.best)
+        first = self.team.first
+        self.team = Team()  # the others do not take part from here on
         self.fit.stopped = self.fit.stopped or "all steps done"
+        if not first:
+            return self.fit
         self._look_for_peaks()
         others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
-        better = bool(others) and float(others[0].scores.sum()) > self._own_score()
-        if better and not self._explosive(others[0].model):
-            self._return(others[0], "better on dev than the trained model")
+        why = self._why_a_closed_form(others)
+        if why and not self._explosive(others[0].model):
+            self._return(others[0], why)
         else:
             self._look_for_a_stable_one(others)
         self.write(model=True)
@@ -320,19 +345,38 @@ class Run:
             checkpoints.remove_tensors(self.folder, "training")
         return self.fit
 
+    def _why_a_closed_form(self, others: list[ClosedForm]) -> str:
+        """Why the best of the closed forms, the first of ``others``, is returned; "" if it is not.
+
+        A model that kept its first weights is no better than what they stand for, unless they are
+        clearly better on dev: what can be fitted again to all of the data is preferred.
+        """
+        if not others:
+            return ""
+        own = self._own_scores()
+        if float(others[0].scores.sum()) > float(own.sum()):
+            return "better on dev than the trained model"
+        untrained = self.refit is not None and bool(self.guess) and self.fit.best_step == 0
+        gain = own - others[0].scores
+        little = float(gain.sum()) <= MATTERS * max(1, self.dev.scored_events)
+        if untrained and little and not clearly_positive(gain):
+            return "as good on dev as the first guess"
+        return ""
+
     def _look_for_peaks(self) -> None:
         if isinstance(self.model, NarrowPeaks):
             self.fit.notes += look_for_narrow_peaks(self.model, self.whole)
 
-    def _own_score(self) -> float:
-        """The log-likelihood of the model on the development data, which is noted beside those of
-        the closed forms.
+    def _own_scores(self) -> torch.Tensor:
+        """The log-likelihoods of the model on the development data, whose sum is noted beside those
+        of the closed forms.
         """
-        total = float(self.score(self.model).sum())
+        scores = self.score(self.model)
+        total = float(scores.sum())
         events = max(1, self.dev.scored_events)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in self.fit.closed_forms.items())
         self.fit.notes.append(f"nats per event on dev: {total / events:.4f}; closed forms: {shown}")
-        return total
+        return scores
 
     def _explosive(self, model: PointProcess) -> str:
         """Why ``model`` counts as explosive, as far as the time budget allows to find out."""
@@ -340,7 +384,7 @@ class Run:
 
         def time_left() -> bool:
             nonlocal cut
-            cut = cut or not self.time_left()
+            cut = cut or not self.time_left(0.0)
             return not cut
 
         found = explosive(model, self.whole, self.seed, time_left)
@@ -374,14 +418,20 @@ class Run:
             self._return(stable, "stable, unlike the trained model")
 
     def _return(self, one: ClosedForm, why: str) -> None:
-        """The closed-form model ``one`` in place of the trained one."""
-        one.model.trained_on = self.model.trained_on
-        self.fit.model, self.fit.name = one.model, one.name
+        """The closed-form model ``one`` in place of the trained one, fitted again to all of the
+        data if the development data was only kept for this choice.
+        """
         self.fit.best = float(one.scores.sum()) / max(1, self.dev.scored_events)
-        self.fit.notes += [
-            *one.notes,
-            f"the closed-form model {one.name} is {why}, and is returned in its place",
-        ]
+        one.model.trained_on = self.model.trained_on
+        note = f"the closed-form model {one.name} is {why}, and is returned in its place"
+        if self.refit is not None:
+            if self.time_left(one.seconds):
+                one = self.refit(one)
+                note += ", fitted again to all of the data"
+            else:
+                note += "; the time budget does not allow to fit it again to all of the data"
+        self.fit.model, self.fit.name = one.model, one.name
+        self.fit.notes += [*one.notes, note]
 
     def _take(self, weights: dict[str, torch.Tensor]) -> None:
         """Put the weights into the model, in evaluation mode and with the features of
@@ -445,6 +495,30 @@ class Run:
         if info["step"] == 0:
             self.fit.notes.append("nothing to resume: starting from the beginning")
             return 0
+        self._restore(tensors, info)
+        self.fit.notes.append(f"resumed at step {info['step']}")
+        return int(info["step"])
+
+    def share_state(self, step: int) -> int:
+        """Give all processes the weights and the state of the first; the step to go on from."""
+        if self.team.size == 1:
+            return step
+        state = None
+        if self.team.first:
+            buffers = {name: value.cpu() for name, value in self.model.named_buffers()}
+            tensors, info = self._state(step)
+            state = {k: v.detach().cpu() for k, v in tensors.items()}, info, buffers
+        tensors, info, buffers = self.team.tell(state)
+        if not self.team.first:
+            self._restore(tensors, info)
+            with torch.no_grad():
+                for name, value in self.model.named_buffers():
+                    value.copy_(buffers[name])
+        return int(info["step"])
+
+    def _restore(self, tensors: dict[str, torch.Tensor], info: dict[str, Any]) -> None:
+        """Take up the state of a run."""
+        assert self.optimiser is not None  # it is made before the first state
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(tensors[f"model.{name}"])
@@ -460,7 +534,7 @@ class Run:
             if k.startswith("guess.")
         }
         self.guess_scores = tensors["guess_scores"]
-        if self.average:
+        if self.average and info["step"]:
             self.mean = [tensors[f"mean.{k}"].to(place) for k, _ in self.model.named_parameters()]
         else:
             self.mean = []
@@ -477,8 +551,6 @@ class Run:
         )
         self.peak = info["peak"]
         self.scores = tensors["scores"]
-        self.fit.notes.append(f"resumed at step {info['step']}")
-        return int(info["step"])
 
     def _same(self, recipe: dict[str, Any]) -> None:
         # The seed draws the development data, and other terms follow from the data: first things
@@ -499,18 +571,45 @@ class Run:
                     "Repeat the first call with --resume, or choose another folder.",
                 )
 
+    def _state(self, step: int) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Everything that the next step depends on."""
+        tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {
+            f"best.{k}": v for k, v in self.best.items()
+        }
+        tensors |= {
+            f"mean.{k}": v
+            for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)
+        }
+        tensors |= {f"guess.{k}": v for k, v in self.guess.items()}
+        tensors |= dict(scores=self.scores, guess_scores=self.guess_scores)
+        moments = self.optimiser.state_dict()["state"] if self.optimiser else {}
+        tensors |= {
+            f"adam.{i}.{k}": torch.as_tensor(v) for i, m in moments.items() for k, v in m.items()
+        }
+        info = dict(
+            step=step,
+            recipe=self.terms,
+            settings=self.model.settings(),
+            history=self.fit.history,
+            best=self.fit.best,
+            peak=self.peak,
+            best_step=self.fit.best_step,
+            notes=self.fit.notes,
+        )
+        return tensors, info
+
     def write(self, *, model: bool = False, state: int | None = None) -> None:
         if self.folder is None:
             return
         if model:
-            begin = float(self.whole.starts.min())
-            windows = dict(start=begin, stop=begin + float(self.whole.durations.max()))
+            begin = float(self.size.starts.min())
+            windows = dict(start=begin, stop=begin + float(self.size.durations.max()))
             about = dict(
                 unit=self.train.unit,
                 data=self.train.name,
                 **windows,
-                events=self.whole.events,
-                sequences=len(self.whole),
+                events=self.size.events,
+                sequences=len(self.size),
                 log=None if self.whole.log is None else self.whole.log.to_dict(),
                 recipe=self.terms,
                 notes=self.fit.notes,
@@ -520,31 +619,7 @@ class Run:
             )
             checkpoints.save(self.fit.model, self.folder, about=about)
         if state is not None and self.optimiser is not None:
-            tensors = {f"model.{k}": v for k, v in self.model.named_parameters()} | {
-                f"best.{k}": v for k, v in self.best.items()
-            }
-            tensors |= {
-                f"mean.{k}": v
-                for (k, _), v in zip(self.model.named_parameters(), self.mean, strict=False)
-            }
-            tensors |= {f"guess.{k}": v for k, v in self.guess.items()}
-            tensors |= dict(scores=self.scores, guess_scores=self.guess_scores)
-            moments = self.optimiser.state_dict()["state"]
-            tensors |= {
-                f"adam.{i}.{k}": torch.as_tensor(v)
-                for i, m in moments.items()
-                for k, v in m.items()
-            }
-            info = dict(
-                step=state,
-                recipe=self.terms,
-                settings=self.model.settings(),
-                history=self.fit.history,
-                best=self.fit.best,
-                peak=self.peak,
-                best_step=self.fit.best_step,
-                notes=self.fit.notes,
-            )
+            tensors, info = self._state(state)
             checkpoints.write_tensors(self.folder, "training", tensors, info)
         write_atomic(self.folder / "history.csv", self.fit.csv())
 
@@ -558,7 +633,7 @@ def one_fit_at_a_time(fit: Callable[P, Fit]) -> Callable[P, Fit]:
     @wraps(fit)
     def alone(*arguments: P.args, **options: P.kwargs) -> Fit:
         given: Any = options.get("folder")
-        if not given:
+        if not given or os.environ.get("RANK", "0") != "0":  # others do not write
             return fit(*arguments, **options)
         folder = Path(given)
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
@@ -607,9 +682,14 @@ def _copy(model: PointProcess, values: list[torch.Tensor]) -> None:
             parameter.copy_(value)
 
 
-def _score(model: PointProcess, data: Dataset, convention: Convention = "window") -> float:
+def _score(
+    model: PointProcess,
+    data: Dataset,
+    convention: Convention = "window",
+    team: Team | None = None,
+) -> float:
     """Log-likelihood in nats per scored event."""
-    return float(unit_scores(model, data, convention).sum()) / max(1, data.scored_events)
+    return float(unit_scores(model, data, convention, team).sum()) / max(1, data.scored_events)
 
 
 PATHS = 12
@@ -657,14 +737,16 @@ def explosive(
 
 
 def _stretch(data: Dataset) -> tuple[float, float, Sequence | None]:
-    """Start and end of a stretch to simulate, and what came before it: a whole window without a
-    past where windows are short, else a part of the longest one.
+    """Start and end of a stretch to simulate, and what came before it: a whole window with an
+    empty past, which has the dates and covariates of a sequence, where windows are short; else a
+    part of the longest one.
     """
     row = int(np.argmax(data.lengths))
+    sequence = data[row]
     if data.events / len(data) <= STRETCH:
         start = float(data.starts[row])
-        return start, start + float(np.median(data.durations)), None
-    sequence = data[row]
+        past = None if data.context is None else sequence.before(start)
+        return start, start + float(np.median(data.durations)), past
     first = min(REMEMBERED, len(sequence) // 2)
     start = float(np.nextafter(sequence.times[first - 1], np.inf)) if first else sequence.start
     stop = start + STRETCH * sequence.duration / len(sequence)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events.batching import Batch
@@ -20,6 +21,7 @@ from fourpoint.events.dequantise import dequantised_batch
 from fourpoint.inference.likelihood import Convention, sampled_log_likelihood
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.training.run import Recipe, Run, TrainingError
+from fourpoint.training.sources import Selected
 
 ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
 
@@ -49,25 +51,46 @@ class Steps:
             self._take(step)
 
     def _take(self, step: int) -> None:
-        rows = self.run.rows(step)
-        batch = self.run.train.batch(rows).to(self.weights[0].device)
-        if self.run.resolution:
-            elsewhere = self.seeded(torch.Generator(), step + ELSEWHERE)
-            batch = dequantised_batch(
-                batch, self.run.resolution, elsewhere, ahead=self.run.stamped_ahead
-            )
-        events = self.run.mean_events * len(rows)
-        found = self._in_loops(batch, self.seeded(torch.Generator(), step), events)
-        self.looping = found is not None
-        value, size = found or (
-            x.item() for x in self._gradients([batch], self.seeded(torch.Generator(), step), events)
-        )
+        team = self.run.team
+        chosen = self.run.source.at(step)
+        own = team.share(chosen.lengths)
+        events = self.run.mean_events * len(chosen.rows)
+        value, size = 0.0, 0.0
+        if len(own):
+            value, size = self._part(step, chosen, own, events)
+        else:
+            self._ready(self.seeded(torch.Generator(), step))
+            for p in self.weights:
+                p.grad = None
+        if team.size > 1:
+            value, size = team.add(self.weights, value)
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, torch.tensor(size))
         take_step(self.optimiser)
         self.losses.append(value)
+
+    def _part(
+        self, step: int, chosen: Selected, own: NDArray[np.int64], events: float
+    ) -> tuple[float, float]:
+        """The loss of some of the sequences of a step, over the expected number of ``events`` of
+        all; its gradient in the weights, and that gradient's norm.
+        """
+        team, total = self.run.team, len(chosen.rows)
+        batch = chosen.batch(own).to(self.weights[0].device)
+        if self.run.resolution:
+            elsewhere = self.seeded(team.generator(own, total), step + ELSEWHERE)
+            batch = dequantised_batch(
+                batch, self.run.resolution, elsewhere, ahead=self.run.stamped_ahead
+            )
+        found = self._in_loops(batch, self.seeded(team.generator(own, total), step), events)
+        self.looping = found is not None
+        value, size = found or (
+            x.item()
+            for x in self._gradients([batch], self.seeded(team.generator(own, total), step), events)
+        )
+        return value, size
 
     def _in_loops(
         self, batch: Batch, random: torch.Generator, events: float
@@ -129,8 +152,7 @@ class Steps:
 
     def not_finite(self, step: int, loss: float) -> TrainingError:
         """What went wrong at ``step``, with the sequences and the parameter."""
-        rows = self.run.rows(step)
-        train = self.run.train
+        train, rows, _ = self.run.source.at(step)
         broken = (
             n
             for n, p in self.model.named_parameters()

@@ -1,12 +1,14 @@
 r"""Search for settings under a time budget, by the likelihood of the development data.
 
-The first trial is the model as it is, with a third of the budget. Further trials have a sixteenth
-each; their settings are proposed by a tree-structured Parzen estimator, and a trial ends early
-where its score is below the median of the trials before it at the same share of their schedules.
-The best of them is fitted again with the rest of the budget. The result is the fit with the highest
-log-likelihood per event on dev among all, the first included, so that it is never worse there than
-the model as it is. A score that was chosen among many is too high by the choice: judge the result
-on other data.
+The first fit is the model as it is, with a third of the budget. Trials have a sixteenth each. The
+first of them has the model's own settings, and each further one changes one to three settings of
+the best trial so far: a short schedule compares neighbours fairly, and settings far from the
+model's own are rarely better. Values are proposed by a tree-structured Parzen estimator, and a
+trial ends early where its score is below the median of the trials before it at the same share of
+their schedules. The settings of the best trial are fitted again, with a schedule as long as the
+rest of the budget. The result is the fit with the highest log-likelihood per event on dev among
+all, the first included, so that it is never worse there than the model as it is. A score that was
+chosen among many is too high by the choice: judge the result on other data.
 
 Everything that was tried is in a journal, from which a search that was killed goes on. Needs
 optuna, the extra ``tune``. Source: Bergstra, Bardenet, Bengio and Kegl (2011).
@@ -16,11 +18,14 @@ from __future__ import annotations
 
 import csv
 import io
-import shutil
+import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import Dataset, UserError
@@ -31,6 +36,7 @@ from fourpoint.report.printing import Printed, text_table
 from fourpoint.storage.checkpoints import about, restore, save
 from fourpoint.training.fitting import RECIPE, fit
 from fourpoint.training.run import TrainingError, fingerprint
+from fourpoint.workers import Executor, Failure, Numbered, open_executor
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
@@ -38,8 +44,10 @@ if TYPE_CHECKING:
 
 FIRST_SHARE = 1 / 3
 TRIAL_SHARE = 1 / 16
-LAST_SHARE = 1 / 4
+LAST_SHARE = 1 / 3
 STARTUP = 4  # trials that are drawn at random
+CHANGES = 3  # settings in which a trial differs from the best before it, at most
+LONGEST = 1e4  # passes through the data: more than a budget allows, so that the budget ends a fit
 JOURNAL = "journal.log"
 LEAST_BUDGET = 1.0  # seconds
 SHOWN = 8
@@ -176,15 +184,19 @@ def tune(
     device: str = "cpu",
     seed: int = 0,
     progress: bool = False,
+    jobs: int | None = None,
+    ray: str | None = None,
 ) -> Tuning:
     """Search for settings of the model ``name`` that are better on ``dev`` than its own.
 
-    Arguments
+    Args:
         budget: seconds in all, those of an earlier part of the same search included.
         folder: where the journal, `trials.csv` and the best model (in ``model``) are kept. A search
             in a folder with a journal goes on.
         calendar, device: as for `fit`.
         seed: of the proposals and the fits.
+        jobs, ray: fit as many trials at once as there are processes, or processors of the Ray
+            cluster at this address. One after the other by default.
 
     Returns a :class:`Tuning`. Raises :class:`UserError` where optuna is missing, the model has
     nothing to tune, or the journal in ``folder`` is of another search.
@@ -205,8 +217,83 @@ def tune(
         )
     if not budget >= LEAST_BUDGET:
         raise UserError("a budget of at least a second", f"{budget:g}", "Type --budget 10m, say.")
-    search = _Search(name, train, dev, budget, Path(folder), calendar, device, seed, progress)
+    search = _Search(
+        *(name, train, dev, budget, Path(folder), calendar, device, seed, progress, jobs, ray)
+    )
     return search.run()
+
+
+class TrialTask(NamedTuple):
+    """What a process needs to fit with some settings; ``curves`` are those of earlier trials."""
+
+    name: str
+    train: Dataset
+    dev: Dataset
+    kind: str
+    settings: dict[str, Any]
+    seconds: float
+    calendar: str
+    device: str
+    seed: int
+    progress: bool
+    curves: tuple[tuple[float, ...], ...]
+
+
+class TrialEnd(NamedTuple):
+    """How a fit ended: its score on dev in nats per event, None where it ended early or failed."""
+
+    score: float | None
+    ended: str
+    curve: tuple[float, ...]
+    model: PointProcess | None = None
+    about: dict[str, Any] | None = None
+
+
+def fit_trial(task: TrialTask) -> TrialEnd:
+    """Fit with the settings of a trial, and score it on the development data."""
+    curve: list[float] = []
+    of_model = {name: value for name, value in task.settings.items() if name not in RECIPE}
+    of_training = {name: value for name, value in task.settings.items() if name in RECIPE}
+    trial = task.kind == "trial"
+    with tempfile.TemporaryDirectory() as place:
+        try:
+            found = fit(
+                MODELS[task.name](task.train.marks, **of_model),
+                task.train,
+                task.dev,
+                **of_training,
+                epochs=LONGEST if task.kind == "final" else None,
+                baselines=not trial,
+                calendar=task.calendar,
+                device=task.device,
+                seed=task.seed,
+                time_budget=task.seconds,
+                folder=place,
+                progress=task.progress,
+                keep_going=_promising(curve, task.curves) if trial else None,
+            )
+        except TrainingError as error:
+            return TrialEnd(None, f"failed: {error.received}", tuple(curve))
+        if found.stopped == "stopped from outside":
+            return TrialEnd(None, found.stopped, tuple(curve))
+        score = evaluate(found.model, task.dev).scores["window"].per_event
+        return TrialEnd(score, found.stopped, tuple(curve), found.model, about(Path(place)))
+
+
+def _promising(
+    curve: list[float], curves: tuple[tuple[float, ...], ...]
+) -> Callable[[float, float], bool]:
+    """Whether a trial goes on: its score is not below the median of those before it at the same
+    share of their schedules.
+    """
+
+    def keep_going(share: float, score: float) -> bool:
+        place = min(POINTS - 1, int(POINTS * share))
+        curve.extend([score] * (place + 1 - len(curve)))
+        others = sorted(other[place] for other in curves if len(other) > place)
+        return len(others) < STARTUP or score >= others[len(others) // 2]
+
+    return keep_going
 
 
 class _Search:
@@ -223,7 +310,10 @@ class _Search:
         device: str,
         seed: int,
         progress: bool,
+        jobs: int | None = None,
+        ray: str | None = None,
     ) -> None:
+        self.jobs, self.ray = jobs, ray
         self.name, self.train, self.dev, self.folder = name, train, dev, folder
         self.budget, self.calendar, self.device = budget, calendar, device
         self.seed, self.progress = seed, progress
@@ -238,12 +328,26 @@ class _Search:
         kinds = [one.kind for one in self._tried()]
         if "default" not in kinds:
             self._fit("default", {}, FIRST_SHARE * self.budget)
-        while self._left() > (LAST_SHARE + TRIAL_SHARE) * self.budget:
-            self._trial()
-        settings = self._best_trial()
-        if "final" not in kinds and settings is not None and self._left() > LEAST_BUDGET:
-            self._fit("final", settings, self._left())
+        self._trials()
+        if "final" not in kinds and self._left() > LEAST_BUDGET:
+            self._fit("final", self._best_trial() or {}, self._left())
         return self._found()
+
+    def _trials(self) -> None:
+        """Trials until it is time for the last fit, one after the other or many at once."""
+        enough = (LAST_SHARE + TRIAL_SHARE) * self.budget
+        if self.jobs is None and self.ray is None:
+            while self._left() > enough:
+                self._trial()
+            return
+        gpus = 1.0 if self.device.startswith("cuda") else 0.0
+        with open_executor(
+            Numbered(fit_trial), jobs=self.jobs or 1, ray=self.ray, gpus=gpus
+        ) as executor:
+            if self._best_trial() is None and self._left() > enough:
+                self._trial()  # the model's own settings, which others start from
+            while self._left() > enough:
+                self._round(executor)
 
     def _left(self) -> float:
         return self.budget - self.spent
@@ -252,9 +356,17 @@ class _Search:
 
     def _trial(self) -> None:
         trial = self.study.ask()
+        self._fit("trial", self._proposed(trial), TRIAL_SHARE * self.budget, trial)
+
+    def _proposed(self, trial: Trial) -> dict[str, Any]:
+        """The model's own settings first, then the best ones so far with some of them changed."""
+        settings = self._best_trial()
+        if settings is None:
+            return {}
         space = SPACES[self.name]
-        settings = {name: choice.propose(trial, name) for name, choice in space.items()}
-        self._fit("trial", settings, TRIAL_SHARE * self.budget, trial)
+        rng = np.random.default_rng((self.seed, trial.number))
+        changed = rng.choice(sorted(space), rng.integers(1, CHANGES + 1), replace=False)
+        return settings | {name: space[name].propose(trial, name) for name in map(str, changed)}
 
     def _fit(
         self, kind: str, settings: dict[str, Any], seconds: float, trial: Trial | None = None
@@ -262,70 +374,70 @@ class _Search:
         """Fit with ``settings``, note the result in the journal, and keep the model if it is the
         best so far.
         """
+        own = trial if trial is not None else self.study.ask(fixed_distributions={})
+        began = time.monotonic()
+        ended = fit_trial(self._trial_task(kind, settings, seconds))
+        self._note(own, kind, settings, ended, time.monotonic() - began)
+
+    def _trial_task(self, kind: str, settings: dict[str, Any], seconds: float) -> TrialTask:
+        curves = tuple(tuple(curve) for curve in self.curves)
+        return TrialTask(
+            self.name,
+            self.train,
+            self.dev,
+            kind,
+            settings,
+            max(seconds, LEAST_BUDGET),
+            self.calendar,
+            self.device,
+            self.seed,
+            self.progress,
+            curves,
+        )
+
+    def _round(self, executor: Executor) -> None:
+        """As many trials at once as there are workers. They cost the time of the longest."""
+        asked = []
+        for _ in range(max(1, executor.free())):
+            trial = self.study.ask()
+            asked.append((trial, self._proposed(trial)))
+        began = time.monotonic()
+        running = {}
+        for trial, settings in asked:
+            task = self._trial_task("trial", settings, TRIAL_SHARE * self.budget)
+            running[trial.number] = (trial, settings)
+            executor.submit((trial.number, task))
+        while executor.busy():
+            for (number, _), result in executor.wait():
+                trial, settings = running[number]
+                if isinstance(result, Failure):
+                    result = TrialEnd(None, f"failed: {result.reason}", ())
+                taken = (time.monotonic() - began) / len(asked)
+                self._note(trial, "trial", settings, result, taken)
+
+    def _note(
+        self, own: Trial, kind: str, settings: dict[str, Any], result: TrialEnd, taken: float
+    ) -> None:
+        """Note how a fit ended, and keep its model if it is the best so far."""
         import optuna
 
-        began = time.monotonic()
-        own = trial if trial is not None else self.study.ask(fixed_distributions={})
-        curve: list[float] = []
-        score: float | None = None
-        build = MODELS[self.name]
-        place = self.folder / "fit"
-        shutil.rmtree(place, ignore_errors=True)
-        of_model = {name: value for name, value in settings.items() if name not in RECIPE}
-        of_training = {name: value for name, value in settings.items() if name in RECIPE}
-        try:
-            model = build(self.train.marks, **of_model)
-            found = fit(
-                model,
-                self.train,
-                self.dev,
-                **of_training,
-                baselines=kind != "trial",
-                calendar=self.calendar,
-                device=self.device,
-                seed=self.seed,
-                time_budget=max(seconds, LEAST_BUDGET),
-                folder=place,
-                progress=self.progress,
-                keep_going=self._promising(curve) if kind == "trial" else None,
-            )
-            ended = found.stopped
-            if ended != "stopped from outside":
-                report = evaluate(found.model, self.dev)
-                score = report.scores["window"].per_event
-        except TrainingError as error:
-            ended = f"failed: {error.received}"
         best = self._best_score()
-        if score is not None and (best is None or score > best):
-            save(found.model, self.folder / "model", about=about(place))
-        shutil.rmtree(place, ignore_errors=True)
-        taken = time.monotonic() - began
+        score = result.score
+        if score is not None and result.model is not None and (best is None or score > best):
+            save(result.model, self.folder / "model", about=result.about)
         self.spent += taken
         own.set_user_attr("kind", kind)
         own.set_user_attr("settings", settings)
         own.set_user_attr("seconds", taken)
-        own.set_user_attr("ended", ended)
+        own.set_user_attr("ended", result.ended)
         if kind == "trial":
-            own.set_user_attr("curve", curve)
-            self.curves.append(curve)
+            own.set_user_attr("curve", list(result.curve))
+            self.curves.append(list(result.curve))
         state = optuna.trial.TrialState.COMPLETE
         if score is None:
             state = optuna.trial.TrialState.PRUNED
         self.study.tell(own, score, state=state)
         write_atomic(self.folder / "trials.csv", self._found().csv().encode())
-
-    def _promising(self, curve: list[float]) -> Any:
-        """Whether a trial goes on: its score is not below the median of those before it at the same
-        share of their schedules.
-        """
-
-        def keep_going(share: float, score: float) -> bool:
-            place = min(POINTS - 1, int(POINTS * share))
-            curve.extend([score] * (place + 1 - len(curve)))
-            others = sorted(other[place] for other in self.curves if len(other) > place)
-            return len(others) < STARTUP or score >= others[len(others) // 2]
-
-        return keep_going
 
     # ------------------------------------------------------------------ the journal
 

@@ -57,7 +57,7 @@ def uncertainty(
     """Draws of the parameters of a fitted ``model``, for bands and for forecasts that include the
     uncertainty of what was learned.
 
-    Arguments
+    Args:
         data: the data that the model was fitted to.
         method: "laplace" (a normal approximation of the parameters near the output; seconds;
             Hawkes, DAPP and Deep DAPP) or "bootstrap" (fits to resampled data; every model).

@@ -1,0 +1,196 @@
+r"""Processes that take the steps of one fit together.
+
+Every process has the same data and the same weights. A step's batch is shared out by the lengths of
+its sequences; each process computes the gradient of its part over the expected number of events of
+the whole batch, and the sum over processes,
+
+    g = sum_r g_r,    g_r = - grad sum_{s in part r} log L_s / (expected events of the batch),
+
+is the gradient that one process would have computed for the batch, to rounding: random numbers are
+drawn for the whole batch by everyone (`events.draws`). Clipping, the optimiser and validations then
+do the same everywhere. Only the first process writes.
+
+Gradients go as one array by one all-reduce (gloo on processors, NCCL on GPUs). The models have some
+ten thousand weights, for which buckets and hooks of DistributedDataParallel cost more than they
+hide (`benchmarks/scale.py` measures both), and compiled gradients have no hooks.
+
+The processes are those of `torchrun`, which sets RANK, WORLD_SIZE and the address of the first one;
+`launch` starts some on this machine. A process that dies ends the group, the agent starts it again,
+and the run goes on from the last validation.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import nn
+
+from fourpoint.errors import UserError
+from fourpoint.events.draws import RowGenerator
+
+RESTARTS = 3  # of the group of processes
+OUTCOME = "FOURPOINT_OUTCOME"  # the file in which a process leaves its exit code
+
+
+class Team:
+    """The processes of a fit: one, unless torchrun has started more."""
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    def share(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The places of this process among the sequences of a batch, in their order.
+
+        The longest sequence goes first, each to the process with the fewest events so far; a
+        sequence costs its events and one.
+
+        >>> [Team(rank, 2).share(np.array([9, 1, 5, 5])).tolist() for rank in (0, 1)]
+        [[0, 1], [2, 3]]
+        """
+        if self.size == 1:
+            return np.arange(len(lengths))
+        loads = np.zeros(self.size)
+        owner = np.zeros(len(lengths), dtype=np.int64)
+        for place in np.argsort(-lengths, kind="stable").tolist():
+            owner[place] = int(np.argmin(loads))
+            loads[owner[place]] += lengths[place] + 1
+        return np.flatnonzero(owner == self.rank)
+
+    def generator(self, places: NDArray[np.int64], total: int) -> torch.Generator:
+        """A generator for these rows of a batch of so many."""
+        if self.size == 1:
+            return torch.Generator()
+        return RowGenerator.of(torch.from_numpy(places), total)
+
+    def add(self, weights: list[nn.Parameter], loss: float) -> tuple[float, float]:
+        """Sum loss and gradients over all processes; the loss and the norm of the gradient."""
+        known = torch.tensor([float(p.grad is not None) for p in weights])
+        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
+        place = weights[0].device
+        numbers = torch.cat([known, torch.tensor([loss])]).to(place)
+        whole = torch.cat([numbers, *(grad.detach().flatten().float() for grad in flat)])
+        dist.all_reduce(whole)
+        head, grads = whole[: len(numbers)].cpu(), whole[len(numbers) :]
+        parts = grads.split([p.numel() for p in weights])
+        for p, part, count in zip(weights, parts, head.tolist(), strict=False):
+            p.grad = part.view_as(p).to(p.dtype) if count else None
+        return float(head[-1]), float(grads.norm())
+
+    def agree(self, value: float) -> float:
+        """The value of the first process."""
+        if self.size == 1:
+            return value
+        return float(self.tell(value))
+
+    def tell(self, what: Any) -> Any:
+        """What the first process has, in all."""
+        if self.size == 1:
+            return what
+        held = [what]
+        dist.broadcast_object_list(held, src=0)
+        return held[0]
+
+    def gather(self, own: list[Any]) -> list[Any]:
+        """The elements of all processes' lists, dealt out in turn: element i is that of process
+        i mod size.
+        """
+        if self.size == 1:
+            return own
+        lists: list[Any] = [None] * self.size
+        dist.all_gather_object(lists, own)
+        longest = max(map(len, lists))
+        return [one[i] for i in range(longest) for one in lists if i < len(one)]
+
+    def mine(self, items: list[Any]) -> list[Any]:
+        """The items of this process, dealt out in turn."""
+        return items[self.rank :: self.size]
+
+
+def local_device(name: str) -> str:
+    """The device of this process among those of its machine: "cuda" is "cuda:1" for the second."""
+    local = os.environ.get("LOCAL_RANK", "")
+    return f"{name}:{local}" if name == "cuda" and local and group_size() > 1 else name
+
+
+def group_size() -> int:
+    """How many processes torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def started_again() -> bool:
+    """Whether torchrun has started this process in place of one that died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def team_of(place: torch.device) -> Iterator[Team]:
+    """The processes that torchrun has started, or this one alone."""
+    if group_size() == 1:
+        yield Team()
+        return
+    opened = not dist.is_initialized()
+    if opened:
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
+        dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Team(dist.get_rank(), dist.get_world_size())
+    finally:
+        if opened:
+            dist.destroy_process_group()
+
+
+def launch(processes: int, arguments: list[str]) -> int:
+    """Run ``fourpoint`` with these arguments in so many processes on this machine, and start the
+    group again where one of them dies. Returns the exit code.
+
+    Raises :class:`UserError` where they died more than RESTARTS times.
+    """
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    cores = os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=RESTARTS,
+        monitor_interval=0.2,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = Path(folder) / "outcome"
+        os.environ[OUTCOME] = str(outcome)
+        try:
+            elastic_launch(config, sys.executable)("-m", "fourpoint", *arguments)
+        except ChildFailedError as error:
+            failure = min(error.failures.values(), key=lambda one: one.timestamp)
+            raise UserError(
+                f"{processes} processes that end",
+                f"one that ended with exit code {failure.exitcode}, after {RESTARTS} new starts",
+                "Look at its message above; fit --resume goes on from the last validation.",
+            ) from error
+        finally:
+            os.environ.pop(OUTCOME)
+        return int(outcome.read_text()) if outcome.is_file() else 0

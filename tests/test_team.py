@@ -1,0 +1,118 @@
+"""Several processes fit as one does with the same batches, also where one of them is killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fourpoint as fp
+from fourpoint.data.synthetic import simulate
+from fourpoint.events.draws import RowGenerator, uniform_rows
+from fourpoint.training.team import Team
+
+FIT = (
+    "--set steps=12 --set validate_every=4 --set batch_size=16 --set baselines=false --set heads=2"
+)
+
+
+def test_batches_are_shared_out_by_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 200, 64)
+    for size in (2, 3, 5):
+        parts = [Team(rank, size).share(lengths) for rank in range(size)]
+        assert sorted(np.concatenate(parts).tolist()) == list(range(64))
+        loads = [int((lengths[part] + 1).sum()) for part in parts]
+        assert max(loads) - min(loads) <= lengths.max() + 1
+    assert [len(Team(rank, 3).share(np.array([4]))) for rank in range(3)] == [1, 0, 0]
+    assert Team().share(lengths).tolist() == list(range(64))
+
+
+def test_every_process_draws_for_all_rows() -> None:
+    like = torch.zeros(4, 3, dtype=torch.float64)
+    whole = uniform_rows(like, torch.Generator().manual_seed(7))
+    for rows in ([0, 3], [1, 2]):
+        random = RowGenerator.of(torch.tensor(rows), 4)
+        random.manual_seed(7)
+        assert torch.equal(uniform_rows(like[rows], random), whole[rows])
+
+
+def test_what_is_gathered_is_in_the_order_in_which_it_was_dealt_out() -> None:
+    team = Team()
+    assert team.gather(team.mine([1, 2, 3])) == [1, 2, 3]
+    assert [Team(rank, 2).mine([1, 2, 3]) for rank in (0, 1)] == [[1, 3], [2]]
+    assert (team.agree(2.5), team.tell({"a": 1})) == (2.5, {"a": 1})
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    path = tmp_path / "events.parquet"
+    fp.write(simulate("hawkes", 80, seed=0), path)
+    return path
+
+
+def _curve(folder: Path) -> np.ndarray:
+    with (folder / "history.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    names = ("step", "train_log_likelihood", "dev_log_likelihood")
+    return np.array([[float(row[name]) for name in names] for row in rows])
+
+
+def _command(data: Path, folder: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "fourpoint", "fit", str(data), "-o", str(folder), *more]
+
+
+def test_two_processes_have_the_curve_of_one_also_where_one_is_killed(
+    data: Path, tmp_path: Path
+) -> None:
+    alone = subprocess.run(_command(data, tmp_path / "one", *FIT.split()), capture_output=True)
+    assert alone.returncode == 0, alone.stderr.decode()
+    words = _command(data, tmp_path / "two", "--processes", "2", *FIT.split())
+    together = subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+    history = tmp_path / "two" / "history.csv"
+    killed = False
+    while together.poll() is None:
+        if not killed and history.is_file() and len(history.read_text().splitlines()) > 3:
+            victim = next(iter(_workers(together.pid)), None)
+            if victim is not None:
+                os.kill(victim, signal.SIGKILL)
+                killed = True
+        time.sleep(0.02)
+    out, errors = together.communicate()
+    assert together.returncode == 0, errors.decode()
+    assert killed and b"saved dapp" in out and b"resumed at step" in errors
+    np.testing.assert_allclose(_curve(tmp_path / "two"), _curve(tmp_path / "one"), atol=1e-4)
+    about = [json.loads((tmp_path / name / "model.json").read_text()) for name in ("one", "two")]
+    assert about[0]["about"]["best_step"] == about[1]["about"]["best_step"]
+
+
+def _workers(parent: int) -> list[int]:
+    """The processes that a process has started, those of rank 1 first."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            status = (place / "stat").read_text()
+            variables = (place / "environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if int(status.rsplit(")", 1)[1].split()[1]) == parent and b"RANK=1" in variables:
+            found.append(int(place.name))
+    return found
+
+
+def test_errors_of_the_user_end_all_processes_once(data: Path, tmp_path: Path) -> None:
+    words = _command(data, tmp_path / "m", "--processes", "2", "--set", "heads=none")
+    found = subprocess.run(words, capture_output=True, text=True)
+    assert found.returncode == 2, found.stderr
+    assert found.stderr.count("expected") >= 1 and "Traceback" not in found.stderr
+    assert not (tmp_path / "m").exists()
