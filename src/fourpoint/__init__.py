@@ -1,6 +1,6 @@
 """Fourpoint: Fourier kernels for point processes.
 
-Event logs in, honest models out. The usual path, with a real data set that comes with the package::
+Models of event data in continuous time. The usual path, with a data set of the package::
 
     import fourpoint as fp
 
@@ -24,10 +24,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
+"""The version of Fourpoint.
+
+>>> import fourpoint as fp
+>>> fp.__version__.count(".")
+2
+"""
 
 if TYPE_CHECKING:
     from fourpoint.data.datasets import available, load
+    from fourpoint.data.event_files import scan
     from fourpoint.data.readers import read, write
     from fourpoint.data.synthetic import PROCESSES, simulate
     from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
@@ -49,6 +56,7 @@ if TYPE_CHECKING:
     from fourpoint.inference.sampling import sample, sample_paths
     from fourpoint.models import (
         DAPP,
+        ETAS,
         MODELS,
         NHP,
         RMTPP,
@@ -57,12 +65,14 @@ if TYPE_CHECKING:
         DeepDAPP,
         Hawkes,
         Poisson,
+        SeismicDAPP,
         SelfCorrecting,
         SpatialDAPP,
         SpatialHawkes,
         SplinePoisson,
     )
     from fourpoint.ops.feature_error import features_needed
+    from fourpoint.plots.charts import plot_style
     from fourpoint.storage.checkpoints import restore, save
     from fourpoint.streaming import Stream, StreamBank
     from fourpoint.training.comparing import compare
@@ -72,6 +82,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DAPP",
+    "ETAS",
     "MODELS",
     "NHP",
     "PROCESSES",
@@ -88,6 +99,7 @@ __all__ = [
     "SpatialDAPP",
     "SpatialHawkes",
     "Poisson",
+    "SeismicDAPP",
     "SelfCorrecting",
     "Sequence",
     "SplinePoisson",
@@ -117,6 +129,7 @@ __all__ = [
     "log_likelihood",
     "marginal_log_likelihood",
     "plot_map",
+    "plot_style",
     "predict",
     "prediction_scores",
     "read",
@@ -124,6 +137,7 @@ __all__ = [
     "sample",
     "sample_paths",
     "save",
+    "scan",
     "simulate",
     "resolution_score",
     "tune",
@@ -138,11 +152,13 @@ _HOME = {
         "events",
     ),
     **dict.fromkeys(("read", "write"), "data.readers"),
+    "scan": "data.event_files",
     **dict.fromkeys(("available", "load"), "data.datasets"),
     **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),
     **dict.fromkeys(
         (
             "DAPP",
+            "ETAS",
             "MODELS",
             "NHP",
             "RMTPP",
@@ -153,6 +169,7 @@ _HOME = {
             "SpatialDAPP",
             "SpatialHawkes",
             "Poisson",
+            "SeismicDAPP",
             "SelfCorrecting",
             "SplinePoisson",
         ),
@@ -162,6 +179,7 @@ _HOME = {
     "log_likelihood": "inference.likelihood",
     "features_needed": "ops.feature_error",
     **dict.fromkeys(("expected_map", "intensity_map", "plot_map"), "inference.maps"),
+    "plot_style": "plots.charts",
     "compare": "training.comparing",
     "fit": "training.fitting",
     "tune": "training.tuning",

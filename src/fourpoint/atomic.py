@@ -47,7 +47,7 @@ def write_atomic(
 ) -> None:
     """Replace what ``path`` holds by ``content``: all of it or nothing.
 
-    Arguments
+    Args:
         content: bytes, text (written as UTF-8), or a function that writes to the path it is given.
         sync: whether the file is on disk, safe from a loss of power, when this returns. False is
             for files that nothing depends on once the process has ended.

@@ -26,6 +26,14 @@ class UserError(ValueError):
 
 
 class EventDataError(UserError):
-    """Data that is not a set of event sequences. It names the sequence, the event and the value."""
+    """Data that is not a set of event sequences. It names the sequence, the event and the value.
+
+    >>> import fourpoint as fp
+    >>> try:
+    ...     fp.Sequence([2.0, 1.0], start=0.0, stop=3.0)
+    ... except EventDataError as error:
+    ...     print("refused")
+    refused
+    """
 
     __module__ = "fourpoint.events"

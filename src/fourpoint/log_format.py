@@ -25,7 +25,7 @@ CLOCKS = (NUMBERS, STAMPS, EPOCH, DATES)
 class LogFormat:
     """The columns of a log and its clock.
 
-    Arguments
+    Args:
         time, mark, sequence: names of columns; None where there is none.
         calendar: "hour", "day" or "week" where each sequence is such a window.
         clock: "numbers" in the data's unit, "stamps" (text or timestamps), "epoch" (numbers since
@@ -42,6 +42,8 @@ class LogFormat:
         levels: the values of each covariate that was read from words, the reference first.
         split_at: where `fit` cut the log into training, development and test data: timestamps as
             ISO 8601 in UTC (or without a zone, as the log), or numbers in the data's unit.
+        projected: the columns of longitude and latitude that were projected to km; none otherwise.
+        centre: longitude and latitude of the centre of that projection.
         origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
             time has no common origin.
 
@@ -67,6 +69,8 @@ class LogFormat:
     noon: bool = False
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split_at: tuple[str | float, ...] = ()
+    projected: tuple[str, ...] = ()
+    centre: tuple[float, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -91,9 +95,11 @@ class LogFormat:
                     f"{name!r} of the training log of its own type", f"{value!r}", remedy
                 )
         found = LogFormat(**{"time": "", **values})
-        words = [*found.levels.values(), found.covariates, found.features]
+        words = [*found.levels.values(), found.covariates, found.features, found.projected]
         cuts = found.split_at
-        if not all(map(_are_words, words)) or not all(isinstance(cut, str | float) for cut in cuts):
+        degrees = all(type(x) is float for x in found.centre) and len(found.centre) in (0, 2)
+        good = all(isinstance(cut, str | float) for cut in cuts) and degrees
+        if not all(map(_are_words, words)) or not good:
             raise UserError("words and times of the training log", f"{dict(values)!r:.200}", remedy)
         found = replace(
             found,
@@ -101,6 +107,8 @@ class LogFormat:
             covariates=tuple(found.covariates),
             features=tuple(found.features),
             split_at=tuple(cuts),
+            projected=tuple(found.projected),
+            centre=tuple(found.centre),
         )
         if not found.time or found.clock not in CLOCKS or found.per_second < 1:
             raise UserError(
@@ -133,4 +141,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "noon": (bool,),
     "levels": (Mapping,),
     "split_at": (list, tuple),
+    "projected": (list, tuple),
+    "centre": (list, tuple),
 }

@@ -38,6 +38,8 @@ class Asked:
     seed: int
     json: bool
     output: Path | None
+    jobs: int | None = None
+    ray: str | None = None
 
 
 def run_comparison(source: str, reading: ReadingOptions, asked: Asked, began: float) -> None:
@@ -61,6 +63,8 @@ def run_comparison(source: str, reading: ReadingOptions, asked: Asked, began: fl
         outages=outages,
         time_budget=max(left, LEAST_BUDGET),
         seed=asked.seed,
+        jobs=asked.jobs,
+        ray=asked.ray,
     )
     for note in found.notes:
         print_notice(note)

@@ -13,11 +13,19 @@ from typer.core import TyperGroup
 from fourpoint.cli import options as typed
 from fourpoint.cli.checks import check_applies, check_picture
 from fourpoint.cli.console import catalogue, print_all, print_notice, print_result, save_plot
+from fourpoint.cli.examples import example_text
 from fourpoint.cli.reading import asked, open_events
 
 
 class DataCommands(TyperGroup):
     """The subcommands of ``data``; a word that is none of them is the data set to summarise."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As click's; the help of a command ends with its example."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.epilog = example_text(f"data {cmd_name}")
+        return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """As typer's, with ``summary`` before a word that is no command."""
@@ -126,3 +134,32 @@ def convert(
         print_notice(f"next: fourpoint fit {target} --model dapp -o model")
     else:
         print_notice(f"read as {done.from_}, written as {done.to}")
+
+
+@data_app.command()
+@typed.takes_reading_options(without=typed.BESIDE[:4])
+def partition(
+    source: Annotated[
+        str, typer.Argument(metavar="DATA", help="A folder or URL of Parquet files.")
+    ],
+    output: typed.Folder,
+    files: Annotated[
+        int | None, typer.Option(help="Files to write; about a million rows each by default.")
+    ] = None,
+    *,
+    reading: typed.ReadingOptions,
+) -> None:
+    """Regroup Parquet files by sequence, with bounded memory: logs that are written by time become
+    files that fit, evaluate and forecast read chunk by chunk.
+    """
+    from fourpoint.data.opened import progress
+    from fourpoint.data.parquet_files import Store
+    from fourpoint.data.partitioning import partition as regroup
+
+    with progress(Path(source).name, Store.open(source).rows) as advance:
+        found = regroup(source, output, asked(reading), files=files, progress=advance)
+    for note in found.notes:
+        print_notice(note)
+    counted = f"{found.files:,} files, {found.sequences:,} sequences, {found.events:,} events"
+    print_result(f"{output}/: {counted}")
+    print_notice(f"next: fourpoint fit {output} --model dapp -o model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -13,7 +14,9 @@ from fourpoint.cli.options import ReadingOptions
 from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
+    from fourpoint.data.event_files import EventFiles
     from fourpoint.events import Dataset
+    from fourpoint.inference.forecasts import Plan
     from fourpoint.models.base import PointProcess
 
 QUANTILES = "0.05,0.5,0.95"
@@ -82,6 +85,15 @@ class TableOptions:
             )
         return count
 
+    def plan(self, model: PointProcess, paths: int, events: Dataset) -> Plan:
+        """What is to be forecast of ``events``."""
+        from fourpoint.inference.forecasts import planned
+
+        found = planned(
+            model, events, self.horizon, self.by, self.at, paths, self.seed, self.levels()
+        )
+        return replace(found, interval=self.probability)
+
     def levels(self) -> tuple[float, ...]:
         """The quantiles as numbers."""
         words = (self.quantiles or QUANTILES).split(",")
@@ -118,32 +130,53 @@ def interval_or_column(
 
 
 def write_table(
-    model: PointProcess, events: Dataset, sequence: str | None, options: TableOptions, json: bool
+    model: PointProcess,
+    events: Dataset | EventFiles,
+    sequence: str | None,
+    options: TableOptions,
+    json: bool,
+    jobs: int | None = None,
+    ray: str | None = None,
 ) -> None:
-    """Forecast one sequence or all of ``events`` and write the table."""
+    """Forecast one sequence or all of ``events`` and write the table, in this process, in ``jobs``
+    processes or on a Ray cluster.
+    """
     from fourpoint.cli.reading import chosen_sequence
-    from fourpoint.inference.forecasts import PATHS, notes_of, planned, write_forecasts
+    from fourpoint.data.event_files import EventFiles
+    from fourpoint.inference.forecasts import (
+        PATHS,
+        forecast_files,
+        forecast_in_tasks,
+        forecast_parts,
+        forecast_task,
+        notes_of,
+        schema_of,
+        write_parts,
+    )
+    from fourpoint.workers import Numbered, open_executor
 
     assert options.output is not None  # `TableOptions.check` asks
-    if not options.everything:
-        row = events.ids.index(chosen_sequence(events, sequence).id)
-        events = events.select([row])
     paths = PATHS if options.paths is None else options.paths
-    plan = planned(
-        model,
-        events,
-        options.horizon,
-        options.by,
-        options.at,
-        paths,
-        options.seed,
-        options.levels(),
-    )
-    plan = replace(plan, interval=options.probability)
-    for note in notes_of(model, plan):
+    plan_of = partial(options.plan, model, paths)
+    if isinstance(events, EventFiles):
+        first = plan_of(events.sample(1, options.seed))
+        parts = forecast_files(model, events, plan_of, progress=True)
+    else:
+        if not options.everything:
+            row = events.ids.index(chosen_sequence(events, sequence).id)
+            events = events.select([row])
+        first = plan_of(events)
+        parts = forecast_parts(model, first, progress=True)
+    for note in notes_of(model, first):
         print_notice(note)
     began = monotonic()
-    rows = write_forecasts(model, plan, options.output, progress=True)
+    schema = schema_of(first)
+    if jobs is None and ray is None:
+        rows = write_parts(options.output, schema, parts)
+    else:
+        with open_executor(Numbered(forecast_task), jobs=jobs or 1, ray=ray) as executor:
+            tables = forecast_in_tasks(executor, model, events, plan_of, progress=True)
+            rows = write_parts(options.output, schema, tables)
     numbers = {
         "file": str(options.output),
         "sequences": len(events),

@@ -1,7 +1,8 @@
 """The command line: one function per command.
 
     fourpoint demo | data | simulate | compare | fit | tune | evaluate | difference | calibrate |
-    forecast | predict | explain | influence | anomalies | stream | reproduce
+    forecast | predict | explain | influence | anomalies | stream | serve | refit | token |
+    reproduce
 
 Results go to stdout, notices and errors to stderr. An error that the user can correct ends with
 exit code 2 and three clauses (expected, received, what to do), without a traceback, and before
@@ -16,13 +17,13 @@ import shlex
 import sys
 from pathlib import Path
 from time import monotonic
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from fourpoint.cli import options as typed
-from fourpoint.cli.checks import check_applies, check_folder, check_picture, joined_values, one_of
+from fourpoint.cli.checks import check_applies, check_picture, joined_values, one_of
 from fourpoint.cli.console import (
     abandon_stdout,
     open_standard_streams,
@@ -34,18 +35,30 @@ from fourpoint.cli.console import (
     short_unit,
 )
 from fourpoint.cli.data import data_app
+from fourpoint.cli.distributed import told_to_parent
+from fourpoint.cli.examples import example_text
 from fourpoint.cli.reading import (
+    CHECKED,
+    catalogue_columns,
     chosen_sequence,
     cut_by_time,
     horizon_after,
     open_events,
+    open_large,
+    open_large_with_model,
     open_with_model,
+    scored_files,
     scored_part,
     some_of,
     train_and_dev,
+    train_and_dev_files,
 )
 from fourpoint.errors import UserError
 from fourpoint.memory import set_memory_limit
+
+if TYPE_CHECKING:
+    from fourpoint.data.event_files import EventFiles
+    from fourpoint.events import Dataset
 
 
 class Commands(TyperGroup):
@@ -54,6 +67,13 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """As click's; the several values of ``--split-at`` are joined into one."""
         return list(super().parse_args(ctx, joined_values(args, "--split-at")))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As click's; the help of a command ends with its example."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            command.epilog = example_text(cmd_name)
+        return command
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -77,7 +97,7 @@ class Commands(TyperGroup):
             code = report_error(error)
             if code is None:
                 raise
-            raise typer.Exit(code) from None
+            raise typer.Exit(told_to_parent(code)) from None
 
 
 app = typer.Typer(
@@ -86,8 +106,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help=(
-        "Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event "
-        "logs."
+        "Fourpoint: models of event data in continuous time. Fit, evaluate, forecast and explain "
+        "event logs."
     ),
     epilog="Start with: fourpoint demo",
 )
@@ -133,8 +153,8 @@ def root(
     version: Version = False,
     memory_limit: typed.MemoryLimit = None,
 ) -> None:
-    """Fourpoint: Fourier kernels for point processes. Fit, judge and simulate models of event
-    logs.
+    """Fourpoint: models of event data in continuous time. Fit, evaluate, forecast and explain
+    event logs.
     """
     set_memory_limit(memory_limit)
 
@@ -223,9 +243,9 @@ def compare(
         str,
         typer.Option(
             metavar="A,B",
-            help="Models to compare, among poisson, calendar, hawkes, dapp and deep-dapp.",
+            help="Models to compare, among poisson, calendar, frailty, hawkes, dapp and deep-dapp.",
         ),
-    ] = "poisson,calendar,hawkes,dapp,deep-dapp",
+    ] = "poisson,calendar,frailty,hawkes,dapp,deep-dapp",
     calendar: Annotated[
         str,
         typer.Option(
@@ -249,6 +269,8 @@ def compare(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write one page of HTML."),
     ] = None,
+    jobs: typed.Jobs = None,
+    ray: typed.Ray = None,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
@@ -257,7 +279,7 @@ def compare(
     """
     from fourpoint.cli.compare import Asked, run_comparison
 
-    asked = Asked(models, calendar, outages, time_budget, seed, json, output)
+    asked = Asked(models, calendar, outages, time_budget, seed, json, output, jobs, ray)
     run_comparison(source, reading, asked, monotonic())
 
 
@@ -300,20 +322,66 @@ def fit(
         str,
         typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
     ] = "cpu",
+    buffer: typed.Buffer = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Train in N processes on this machine, one for each core or GPU; torchrun "
+            "--nproc-per-node N -m fourpoint fit ... does the same, on several machines too.",
+        ),
+    ] = None,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
     """Train a model on a data set and save it in a folder."""
+    if processes is not None:
+        from fourpoint.cli.distributed import run_in_processes
+
+        run_in_processes(processes, output, resume)
+        return
+    from fourpoint.cli.distributed import only_the_first_speaks
+
+    with only_the_first_speaks():
+        _fit(
+            *(source, output, model, set_, resume, split, split_at, calendar, fill, seed),
+            *(time_budget, device, buffer, reading),
+        )
+
+
+def _fit(
+    source: str,
+    output: Path,
+    model: str,
+    set_: list[str] | None,
+    resume: bool,
+    split: str | None,
+    split_at: str | None,
+    calendar: str,
+    fill: str,
+    seed: int,
+    time_budget: float | None,
+    device: str,
+    buffer: int | None,
+    reading: typed.ReadingOptions,
+) -> None:
+    """The fit of this process."""
     began = monotonic()
+    from fourpoint.cli.distributed import resumes
+    from fourpoint.data.event_files import BUFFER, EventFiles
     from fourpoint.inference.branching import branching_ratios
-    from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS
+    from fourpoint.models import CATALOGUE, FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS
     from fourpoint.settings import current_pairs, parameters, parse_settings
     from fourpoint.training.fitting import fit as train_model
 
     if model in FORMER_NAMES:
         print_notice(f"--model {model} is now called {FORMER_NAMES[model]}")
     name = one_of("--model", FORMER_NAMES.get(model, model), tuple(MODELS))
-    events = open_events(source, reading)
+    if name in CATALOGUE:
+        reading = catalogue_columns(source, reading)
+        events: Dataset | EventFiles = open_events(source, reading, project=True)
+    else:
+        events = open_large(source, reading, buffer)
     if events.marks.box is not None and f"spatial-{name}" in MODELS:
         name = f"spatial-{name}"
         print_notice(
@@ -332,12 +400,20 @@ def fit(
     if "seed" in parameters(build):
         of_model["seed"] = seed
     made = build(marks=events.marks, **of_model)
-    if split_at is None:
-        train, dev = train_and_dev(events, split, seed, closed_form=made.fits_in_closed_form)
+    everything = None
+    train: Dataset | EventFiles
+    dev: Dataset | EventFiles | None
+    if isinstance(events, EventFiles):
+        check_applies("a fit of files that are read chunk by chunk", "--split-at", split_at is None)
+        train, dev = train_and_dev_files(events, split, seed)
+    elif split_at is None:
+        train, dev, everything = train_and_dev(
+            events, split, seed, closed_form=made.fits_in_closed_form
+        )
     else:
         check_applies("a fit with --split-at", "--split", split is None)
         train, dev = cut_by_time(events, split_at)
-    check_folder(output, resume)
+    resume = resumes(output, resume)
     if time_budget is not None and time_budget > 0:
         # Reading is part of the budget; what is left allows for at least one step.
         time_budget = max(time_budget - (monotonic() - began), LEAST_BUDGET)
@@ -345,12 +421,14 @@ def fit(
         made,
         train,
         dev,
+        everything=everything,
         seed=seed,
         time_budget=time_budget,
         device=device,
         folder=output,
         resume=resume,
         calendar=calendar,
+        buffer=BUFFER if buffer is None else buffer,
         **of_training,
     )
     for note in dict.fromkeys(result.notes):
@@ -389,6 +467,8 @@ def tune(
         typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
     ] = "cpu",
     json: typed.Json = False,
+    jobs: typed.Jobs = None,
+    ray: typed.Ray = None,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
@@ -397,7 +477,7 @@ def tune(
     """
     from fourpoint.cli.tune import Asked, run_tuning
 
-    asked = Asked(model, budget, output, split, split_at, calendar, device, seed, json)
+    asked = Asked(model, budget, output, split, split_at, calendar, device, seed, json, jobs, ray)
     run_tuning(source, reading, asked)
 
 
@@ -439,12 +519,14 @@ def evaluate(
     json: typed.Json = False,
     plot: typed.Plot = None,
     seed: typed.Seed = 0,
+    buffer: typed.Buffer = None,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
     """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions,
     and regret where the truth is known.
     """
+    from fourpoint.data.event_files import EventFiles
     from fourpoint.data.synthetic import process
     from fourpoint.events import check_marks
     from fourpoint.inference.branching import branching_ratios
@@ -461,10 +543,18 @@ def evaluate(
     oracle = None
     if truth is not None:
         oracle = process(truth, one_of("--amplitude", amplitude, AMPLITUDES)).truth()
-    model, events = open_with_model(folder, source, reading)
+    model, events = open_large_with_model(folder, source, reading, buffer)
     check_marks(model.marks, events.marks)
-    part = scored_part(model, events, split)
-    report = judge(model, part, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
+    whole: Dataset | EventFiles
+    if isinstance(events, EventFiles):
+        check_applies("files that are read chunk by chunk", "--fill", filling == "none")
+        whole = scored_files(model, events, split)
+        part = whole.sample(CHECKED, seed)
+        if whole.events > part.events:
+            print_notice(f"checks look at {part.events:,} events in {len(part):,} sequences")
+    else:
+        whole = part = scored_part(model, events, split)
+    report = judge(model, whole, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
     numbers = report.to_dict()
     blocks: list[Any] = [report]
     if filling == "sample":
@@ -631,6 +721,9 @@ def forecast(
         ),
     ] = None,
     seed: typed.Seed = 0,
+    buffer: typed.Buffer = None,
+    jobs: typed.Jobs = None,
+    ray: typed.Ray = None,
     uncertain: Annotated[
         bool,
         typer.Option(
@@ -665,6 +758,12 @@ def forecast(
     others = {"--plot": plot is None, "--map": map is None, "--windows": windows is None}
     others["--uncertainty"] = not uncertain
     table.check(sequence, others)
+    if everything:
+        model, all_events = open_large_with_model(folder, source, reading, buffer)
+        write_table(model, all_events, sequence, table, json, jobs, ray)
+        return
+    for option, value in (("--buffer", buffer), ("--jobs", jobs), ("--ray", ray)):
+        check_applies("a forecast without --all", option, value is None)
     model, events = open_with_model(folder, source, reading)
     if table.wanted:
         write_table(model, events, sequence, table, json)
@@ -856,6 +955,8 @@ def influence(
 
 
 @app.command()
+@typed.takes_options_of(typed.WorkerOptions)
+@typed.takes_options_of(typed.BrokerOptions)
 @typed.takes_reading_options(
     without=(
         "ties",
@@ -964,10 +1065,35 @@ def stream(
             metavar="SHARE", help="Share of skipped lines above which the exit code is 1."
         ),
     ] = 0.05,
+    brokers: typed.BrokerOptions,
+    worker: typed.WorkerOptions,
 ) -> None:
     """Score a live feed: one line in, one JSON line out, with alarms; each line exactly once with
     --state.
+
+    With --group it is a worker of a consumer group, which shares the entities of Redis Streams or
+    of a topic of Kafka with others through a common --store, each event exactly once.
     """
+    if brokers.group is not None:
+        from fourpoint.cli.group import run_worker
+
+        run_worker(
+            folder,
+            brokers,
+            worker,
+            reading,
+            files=dict(FILE=source, input=input, state=state, follow=follow, every=every),
+            output=output,
+            by=by,
+            start=start,
+            alarms=alarms,
+            keep=keep,
+            limit=limit,
+            max_gap=max_gap,
+            attended=attended,
+        )
+        return
+    typed.refuse_without_group(brokers, worker)
     from fourpoint.data.context_tables import checked_impute
     from fourpoint.storage.checkpoints import about, restore
     from fourpoint.streaming.feed.beside import Beside
@@ -1009,12 +1135,172 @@ def stream(
 
 
 @app.command()
+@typed.takes_options_of(typed.BrokerOptions)
+@typed.takes_reading_options(
+    without=("sequence", "window", "sort", "gaps", "observed", "time_unit", "timezone"),
+    describe={
+        "exposure": "Table of a known factor of the rate: time and exposure.",
+        "covariates": "Table of the covariates that the model was fitted to: time and columns.",
+    },
+)
+def serve(
+    folder: typed.Saved,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Events to begin with, such as the training log."),
+    ] = None,
+    store: Annotated[
+        str,
+        typer.Option(metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/NAME."),
+    ] = "sqlite:///fourpoint.db",
+    host: Annotated[
+        str, typer.Option(help="The address to listen on; others than this machine need tokens.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Who may do what; made by `fourpoint token`."),
+    ] = None,
+    shadow: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A second model that is scored beside the first."),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD|none", help="The field that names an event's entity; as in training."
+        ),
+    ] = None,
+    lateness: Annotated[
+        str,
+        typer.Option(metavar="TIME", help="How late events may come and still be put in order."),
+    ] = "0",
+    alarms: Annotated[
+        str,
+        typer.Option(metavar="LEVEL|none", help="False alarms per 1,000 events, at most."),
+    ] = "0.001",
+    start: Annotated[
+        str | None,
+        typer.Option(metavar="TIME|first", help="When the observation began."),
+    ] = None,
+    max_gap: Annotated[
+        str, typer.Option(metavar="TIME|none", help="Longest plausible gap between events.")
+    ] = "auto",
+    retention: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="How long events are kept, such as 90d; for ever."),
+    ] = None,
+    snapshot_events: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Events between two snapshots of the state.")
+    ] = 20_000,
+    max_entities: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Entities that are followed at most.")
+    ] = 100_000,
+    max_body: Annotated[
+        int, typer.Option(min=1, metavar="BYTES", help="Bytes of a request at most.")
+    ] = 4 * 2**20,
+    rate_limit: Annotated[
+        float, typer.Option(min=0.1, metavar="N", help="Requests per second and client.")
+    ] = 500.0,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Entities in memory, the others in the store."),
+    ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A further name by which the service is addressed."),
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS (PEM).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Its private key (PEM).")
+    ] = None,
+    *,
+    reading: typed.ReadingOptions,
+    brokers: typed.BrokerOptions,
+) -> None:
+    """Serve a model: events in over HTTP, rates, forecasts and alarms out, a dashboard at /.
+
+    With --redis or --kafka events are read from a broker too. With --group it is a worker of a
+    consumer group, which shares entities with others through a common --store.
+    """
+    from fourpoint.cli.serve import run_service
+    from fourpoint.data.context_tables import checked_impute
+    from fourpoint.serve.settings import Keeping, Limits, Scoring, Settings
+    from fourpoint.streaming.feed.beside import Beside
+    from fourpoint.streaming.feed.feed import alarm_level
+
+    beside = Beside(
+        None if reading.covariates is None else Path(reading.covariates),
+        None if reading.exposure is None else Path(reading.exposure),
+        checked_impute(reading.impute),
+    )
+    settings = Settings(
+        host=host,
+        port=port,
+        tokens=token_file,
+        hosts=tuple(allow_host or ()),
+        certificate=tls_certificate,
+        key=tls_key,
+        shadow=shadow,
+        scoring=Scoring(by, start, alarm_level(alarms), lateness, max_gap, limit, beside),
+        keeping=Keeping(snapshot_events=snapshot_events, retention=retention),
+        limits=Limits(body=max_body, entities=max_entities, requests=rate_limit),
+    )
+    if brokers.group is not None:
+        from fourpoint.cli.group import run_group_service
+
+        run_group_service(folder, store, settings, brokers, reading, data=data)
+        return
+    run_service(folder, store, settings, data, reading, brokers)
+
+
+@app.command()
+def refit(
+    folder: typed.Saved,
+    store: Annotated[
+        str, typer.Option(metavar="URL", help="The store of the service that serves the model.")
+    ],
+    output: typed.Folder,
+    held_out: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Share of the time at the end to compare both models on; 0: none."
+        ),
+    ] = 0.2,
+    seed: typed.Seed = 0,
+    time_budget: typed.Budget = None,
+    json: typed.Json = False,
+) -> None:
+    """Fit a served model again to the events that its service has stored, and compare the two."""
+    from fourpoint.cli.serve import run_refit
+
+    run_refit(folder, store, output, held_out, seed, time_budget, json)
+
+
+@app.command()
+def token(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of tokens.")],
+    name: Annotated[str, typer.Option(help="Whose token it is.")],
+    scope: Annotated[
+        str, typer.Option(metavar="SCOPES", help="read, write or admin, with commas.")
+    ] = "read",
+) -> None:
+    """Make a token for `fourpoint serve --token-file FILE`, and print it once."""
+    from fourpoint.cli.serve import run_token
+
+    run_token(file, name, scope)
+
+
+@app.command()
 def reproduce(
     what: Annotated[
         str,
         typer.Argument(
             metavar="WHAT",
-            help="table1, table2, figure, theory, all, or report (of what is there).",
+            help="table1, table2, figure, theory, all, report (of what is there), or earthquakes "
+            "(catalogues in --real).",
         ),
     ],
     figure: Annotated[
@@ -1066,12 +1352,19 @@ def reproduce(
         float | None,
         typer.Option(metavar="SECONDS", help="Stop by then; the next run fills what is missing."),
     ] = None,
+    ray: typed.Ray = None,
 ) -> None:
     """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun fills what is
     missing.
     """
+    if what == "earthquakes":
+        from fourpoint.reproduce.earthquakes import reproduce_earthquakes
+
+        for page in reproduce_earthquakes(real, output, quick=quick):
+            print_result(f"wrote {page}")
+        return
     from fourpoint.reproduce.commands import Options, portable_command, reproduce as run_all
-    from fourpoint.reproduce.running import cores
+    from fourpoint.workers import cores
 
     check_applies("a run that starts over with --fresh", "--resume", not (fresh and resume))
     name = "quick" if quick else "full"
@@ -1086,6 +1379,7 @@ def reproduce(
         device=device,
         fresh=fresh,
         time_limit=time_limit,
+        ray=ray,
     )
     run_all(what, figure, options, portable_command(sys.argv[1:]))
 

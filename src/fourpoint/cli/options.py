@@ -19,6 +19,8 @@ from typing import Annotated, Any, get_args, get_type_hints
 import typer
 from typer.models import OptionInfo
 
+from fourpoint.errors import UserError
+
 Command = Callable[..., None]
 GROUPED_BY = (
     "The column that tells sequences apart, or hour, day or week of the calendar, or none; "
@@ -162,7 +164,7 @@ class ReadingOptions:
         typer.Option(
             "--event-features",
             metavar="A,B",
-            help="Columns of numbers known of each event, such as a magnitude.",
+            help="Numeric columns that describe each event, such as a magnitude.",
         ),
     ] = None
     impute: Annotated[
@@ -170,7 +172,7 @@ class ReadingOptions:
         typer.Option(
             "--impute",
             metavar="previous|mean",
-            help="What stands for missing values of covariates; by default they are an error.",
+            help="How missing values of covariates are imputed; by default they are an error.",
         ),
     ] = None
 
@@ -197,6 +199,162 @@ class ReadingOptions:
         return words
 
 
+@dataclass(frozen=True)
+class BrokerOptions:
+    """Where a consumer group reads events and keeps its state, and where it sends alarms, as
+    typed.
+    """
+
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group",
+            metavar="NAME",
+            help="Be a worker of this consumer group, which shares entities by key.",
+        ),
+    ] = None
+    redis: Annotated[
+        str | None,
+        typer.Option(
+            "--redis",
+            metavar="URL",
+            help="Server of Redis to read from: redis://localhost:6379/0.",
+        ),
+    ] = None
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            "--kafka", metavar="SERVERS", help="Brokers of Kafka to read from: localhost:9092."
+        ),
+    ] = None
+    kafka_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kafka-option",
+            metavar="NAME=VALUE",
+            help="An option of librdkafka, such as security.protocol=SSL; repeatable.",
+        ),
+    ] = None
+    topic: Annotated[
+        str,
+        typer.Option("--topic", metavar="NAME", help="The topic, or the name of the streams."),
+    ] = "events"
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            metavar="P",
+            help="Streams of Redis, NAME:0 to NAME:P-1; 16 by default; 1: the stream NAME.",
+        ),
+    ] = None
+    begin_at: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="first|last",
+            help="Where a new group begins: with the first message there is, or with the next.",
+        ),
+    ] = "first"
+    alarms_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--alarms-to",
+            metavar="URL",
+            help="Send alarms: https://..., redis://HOST/0?stream=NAME, kafka://HOST/TOPIC.",
+        ),
+    ] = None
+    webhook_secret: Annotated[
+        Path | None,
+        typer.Option(
+            "--webhook-secret",
+            metavar="FILE",
+            help="File with the secret that signs what is sent to a webhook.",
+        ),
+    ] = None
+    lease: Annotated[
+        float,
+        typer.Option(
+            "--lease",
+            metavar="SECONDS",
+            help="Time without a sign of life after which others take over.",
+        ),
+    ] = 10.0
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """What a worker of `fourpoint stream --group` takes besides, as typed."""
+
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="State that workers share: sqlite:///FILE on one machine, or postgresql://...",
+        ),
+    ] = None
+    id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="FIELD",
+            help="The field with an event's id: an event with an id that was there is not counted.",
+        ),
+    ] = None
+    until_end: Annotated[
+        bool,
+        typer.Option(
+            "--until-end", help="End once all messages that are there at the start are scored."
+        ),
+    ] = False
+    export: Annotated[
+        bool,
+        typer.Option("--export", help="Write the scores of the group to --output, and end."),
+    ] = False
+
+
+def refuse_without_group(*typed: BrokerOptions | WorkerOptions) -> None:
+    """Refuse options of a consumer group where there is none."""
+    for options in typed:
+        for field in dataclasses.fields(options):
+            if getattr(options, field.name) != field.default:
+                flag = "--from" if field.name == "begin_at" else option_flag(field.name)
+                raise UserError(
+                    f"--group NAME with {flag}", "no --group", f"Type --group, or leave {flag} out."
+                )
+
+
+def takes_options_of(kind: type[Any]) -> Callable[[Command], Command]:
+    """A decorator that gives a command the options that are the fields of the dataclass ``kind``,
+    in place of its parameter of that type.
+    """
+    types = get_type_hints(kind, include_extras=True)
+    fields = dataclasses.fields(kind)
+
+    def decorate(command: Command) -> Command:
+        own = inspect.signature(command, eval_str=True).parameters.values()
+        taken = next(one.name for one in own if one.annotation is kind)
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [one.replace(kind=keyword) for one in own if one.name != taken]
+        parameters += [
+            inspect.Parameter(
+                field.name, keyword, default=field.default, annotation=types[field.name]
+            )
+            for field in fields
+        ]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            options = kind(**{field.name: given.pop(field.name) for field in fields})
+            command(**given, **{taken: options})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in parameters}
+        return run
+
+    return decorate
+
+
 def option_flag(field: str) -> str:
     """The first name of a reading option on the command line.
 
@@ -216,7 +374,7 @@ def takes_reading_options(
     """A decorator that gives a command the options of its parameter of type
     :class:`ReadingOptions`, in that parameter's place.
 
-    Arguments
+    Args:
         without: fields that the command does not take; they keep their defaults.
         rename: fields whose option has another name here, such as ``{"sequence": "by"}`` where
             ``--sequence`` means something else.
@@ -275,7 +433,8 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="DATA",
-        help="Name of an embedded data set, or a file: CSV, TSV, JSON Lines, Parquet, Arrow.",
+        help="Name of an embedded data set, a file (CSV, TSV, JSON Lines, Parquet, Arrow), or a "
+        "folder or URL of Parquet files.",
     ),
 ]
 Split = Annotated[str | None, typer.Option(help="Part of the data: train, dev, test or all.")]
@@ -293,6 +452,23 @@ Budget = Annotated[
         metavar="SECONDS", help="Fit within this many seconds: reading, training and checks."
     ),
 ]
+Buffer = Annotated[
+    int | None,
+    typer.Option(
+        metavar="EVENTS",
+        help="Read a folder or URL of Parquet files chunk by chunk, with about so many events in "
+        "memory; by default 2,000,000, from 5,000,000 rows on.",
+    ),
+]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Run on a Ray cluster in place of local processes: auto, local, HOST:PORT or "
+        "ray://HOST:PORT (extra ray).",
+    ),
+]
+Jobs = Annotated[int | None, typer.Option(metavar="N", help="Run in N processes of this machine.")]
 Folder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write.")]
 File = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="Parquet file to write.")
@@ -303,10 +479,16 @@ Settings = Annotated[
 ]
 Truth = Annotated[
     str | None,
-    typer.Option(metavar="PROCESS", help="The process that made the data: adds oracle and regret."),
+    typer.Option(
+        metavar="PROCESS",
+        help="The process that generated the data: adds its likelihood and the regret.",
+    ),
 ]
 Amplitude = Annotated[
-    str, typer.Option(help="Reading of U[0, 1] in the paper's rates: fixed or random.")
+    str,
+    typer.Option(
+        help="How the factor U[0, 1] of the paper's rates is read: fixed at its mean, or random."
+    ),
 ]
 
 MemoryLimit = Annotated[

@@ -17,6 +17,9 @@ from fourpoint.cli.options import ReadingOptions
 from fourpoint.errors import UserError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fourpoint.data.event_files import EventFiles
     from fourpoint.data.readers import Asked
     from fourpoint.events import Box, Dataset, Sequence, Ties
     from fourpoint.log_format import LogFormat
@@ -26,6 +29,7 @@ CHECKED = 20_000  # events that the goodness of fit looks at
 SHARES = 3  # of train, dev and test
 DEV_BEGINS = 0.9  # of the time before the test, where only the test is given
 NONE = "none"
+MAGNITUDES = ("magnitude", "mag")  # columns of an earthquake catalogue
 STORED = ("covariates", "exposure")  # parts of the context that files of ours keep
 HELD_OUT = "held-out"  # a split: what a model was not trained on
 
@@ -60,25 +64,58 @@ def asked(options: ReadingOptions) -> Asked:
     return Asked(**same_names | parsed)
 
 
-def open_events(source: str, options: ReadingOptions, fitted: FittedTo | None = None) -> Dataset:
+def open_events(
+    source: str,
+    options: ReadingOptions,
+    fitted: FittedTo | None = None,
+    *,
+    project: bool = False,
+) -> Dataset:
     """An embedded data set by its name, or a file, read as the options say; choices made on the
     user's behalf are printed.
 
-    Where the data is for a fitted model, what it was ``fitted`` to is the default.
+    Where the data is for a fitted model, what it was ``fitted`` to is the default. With ``project``
+    longitude and latitude are projected to km.
     """
     from fourpoint.data.datasets import available
     from fourpoint.data.readers import describe_choices, read_with_notes
 
     policy = _policy(options.ties)
     file = Path(source).exists() or Path(source).suffix or "/" in source
-    if not file or (source in available() and not Path(source).exists()):
+    if "://" not in source and (not file or (source in available() and not Path(source).exists())):
         found = _load(source, options)
         notes: Iterable[str] = describe_choices(found, policy)
     else:
-        reading = read_with_notes(source, _with_defaults(source, asked(options), fitted))
+        wanted = _with_defaults(source, asked(options), fitted)
+        if project and is_degrees(options.place):
+            wanted = replace(wanted, project=True)
+        reading = read_with_notes(source, wanted)
         found = _without(reading.data, options)
         notes = reading.notes
     for notice in notes:
+        print_notice(notice)
+    return found
+
+
+def open_large(
+    source: str,
+    options: ReadingOptions,
+    buffer: int | None,
+    fitted: FittedTo | None = None,
+) -> Dataset | EventFiles:
+    """As :func:`open_events`, but a folder or URL of many rows, or with a ``buffer``, is left where
+    it is and read chunk by chunk.
+    """
+    from fourpoint.data.event_files import IN_MEMORY, scan
+    from fourpoint.data.parquet_files import Store, are_files
+
+    if not are_files(source) or (buffer is None and Store.open(source).rows <= IN_MEMORY):
+        check_applies("a file or a data set in memory", "--buffer", buffer is None)
+        return open_events(source, options, fitted)
+    if buffer is not None and buffer < 1:
+        raise UserError("a buffer of at least one event", f"--buffer {buffer}", "Raise it.")
+    found = scan(source, _with_defaults(source, asked(options), fitted))
+    for notice in found.notes:
         print_notice(notice)
     return found
 
@@ -104,7 +141,11 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
         return wanted
     place = wanted.place
     ours = _is_ours(source)
-    if place is None and fitted.box is not None and not ours:
+    log = fitted.log
+    if place is None and log is not None and log.projected:
+        place = list(log.projected)
+        wanted = replace(wanted, project=(log.centre[0], log.centre[1]))
+    elif place is None and fitted.box is not None and (not ours or _has(source, fitted.box.names)):
         place = fitted.box.names
     if fitted.log is not None:
         wanted = replace(
@@ -116,6 +157,8 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
         )
         if not ours:
             wanted = _same_columns(source, wanted, fitted, fitted.log)
+        elif not wanted.event_features and _has(source, fitted.log.features):
+            wanted = replace(wanted, event_features=fitted.log.features)
     return replace(
         wanted,
         place=place,
@@ -123,6 +166,69 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
         time_unit=wanted.time_unit or fitted.unit,
         marks=fitted.marks,
     )
+
+
+def _has(source: str, names: Iterable[str]) -> bool:
+    """Whether a file has columns of these names."""
+    from fourpoint.data.tables import open_table
+
+    return set(names) <= set(open_table(source).schema.names)
+
+
+def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
+    """The options with the columns of an earthquake catalogue, for models of such: x and y in km,
+    or longitude and latitude to be projected, as the place; the magnitude as an event feature; one
+    sequence without types, with days as the unit of time. What is asked for otherwise stays.
+    """
+    from fourpoint.data.places import guessed_places
+    from fourpoint.data.roles import guess_time, plain_name
+    from fourpoint.data.tables import open_table
+
+    if not Path(source).exists():
+        return options
+    table = open_table(source)
+    names = table.schema.names
+    plain = {plain_name(name): name for name in names}
+    chosen = options
+    if options.place is None and {"x", "y"} <= set(plain):
+        chosen = replace(chosen, place=[plain["x"], plain["y"]])
+        print_notice("place: columns x and y, in km (--place to choose; none for times alone)")
+    elif options.place is None:
+        found = guessed_places({name: word for word, name in plain.items()})
+        if found:
+            chosen = replace(chosen, place=list(found))
+            print_notice(f"place: columns {found[0]} and {found[1]}, projected to km")
+    magnitude = next((plain[name] for name in MAGNITUDES if name in plain), None)
+    if options.event_features is None and magnitude is not None:
+        chosen = replace(chosen, event_features=magnitude)
+        print_notice(f"event features: {magnitude} (--event-features to choose)")
+    if _is_ours(source):
+        return chosen
+    numbers = table.schema.field(options.time or guess_time(table)).type
+    return replace(
+        chosen,
+        mark=options.mark or NONE,
+        sequence=options.sequence or NONE,
+        time_unit=options.time_unit or (None if _is_number(numbers) else "days"),
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_degrees(place: list[str] | None) -> bool:
+    """Whether the columns of a place are called longitude and latitude.
+
+    >>> is_degrees(["Longitude", "Latitude"]), is_degrees(["x", "y"]), is_degrees(None)
+    (True, False, False)
+    """
+    from fourpoint.data.places import PAIRS
+    from fourpoint.data.roles import plain_name
+
+    return place is not None and tuple(map(plain_name, place)) in PAIRS[:-1]
 
 
 def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) -> Asked:
@@ -249,20 +355,47 @@ def open_with_model(
 
     model = restore(folder)
     fitted = _fitted_to(folder, model)
-    found = open_events(source, options, fitted)
-    if fitted.log is None:
+    return model, _like_training(open_events(source, options, fitted), options, fitted)
+
+
+def open_large_with_model(
+    folder: Path, source: str, options: ReadingOptions, buffer: int | None
+) -> tuple[PointProcess, Dataset | EventFiles]:
+    """As :func:`open_with_model`, but many files are left where they are."""
+    from fourpoint.data.event_files import EventFiles
+    from fourpoint.storage.checkpoints import restore
+
+    model = restore(folder)
+    fitted = _fitted_to(folder, model)
+    found = open_large(source, options, buffer, fitted)
+    if isinstance(found, EventFiles):
         return model, found
+    return model, _like_training(found, options, fitted)
+
+
+def _like_training(found: Dataset, options: ReadingOptions, fitted: FittedTo) -> Dataset:
+    if fitted.log is None:
+        return found
     checked = _check_like_training(found, options, fitted.log)
     log = None if checked.log is None else replace(checked.log, split_at=fitted.log.split_at)
-    return model, replace(checked, log=log)
+    return replace(checked, log=log)
 
 
 def cut_by_time(events: Dataset, typed: str) -> tuple[Dataset, Dataset]:
     """Train and dev of a data set that is cut at the times ``typed``, which are remembered in its
-    log: two times, one (the test begins there; dev is the last tenth before it), or three shares.
+    log: two times, one (the test begins there; dev is the last tenth before it), three times (what
+    is before the first is history), or three shares.
     """
     whole = replace(events, splits=None)
-    cuts = _cuts(whole, [word.strip() for word in typed.split(",")])
+    words = [word.strip() for word in typed.split(",")]
+    if len(words) == SHARES and not _are_shares(words):
+        whole = whole.between(words[0], None)
+        print_notice(
+            f"history: {whole.events - whole.scored_events:,} events until "
+            f"{_plain(events, words[0])} condition and are not scored"
+        )
+        words = words[1:]
+    cuts = _cuts(whole, words)
     train, dev, test = whole.split_at(cuts)
     first, second = (_plain(events, cut) for cut in cuts)
     said = [f"train until {first} ({train.scored_events:,} events)"]
@@ -274,6 +407,18 @@ def cut_by_time(events: Dataset, typed: str) -> tuple[Dataset, Dataset]:
         for part in (train, dev)
     ]
     return kept[0], kept[1]
+
+
+def _are_shares(words: list[str]) -> bool:
+    """Whether all are numbers below 1.
+
+    >>> _are_shares([".8", ".1", ".1"]), _are_shares(["366", "2192", "2922"])
+    (True, False)
+    """
+    from fourpoint.events.dates import as_number
+
+    numbers = [as_number(word) for word in words]
+    return all(number is not None and number < 1 for number in numbers)
 
 
 def _plain(events: Dataset, cut: str | float) -> str:
@@ -317,25 +462,89 @@ def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
 
 def train_and_dev(
     events: Dataset, split: str | None, seed: int, closed_form: bool = False
-) -> tuple[Dataset, Dataset | None]:
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by
     sequence.
 
     A model in closed form has no early stopping: without a dev split of the data's own it is fitted
     to all of them.
+
+    The third part is the whole that both were drawn from, None if the data has a dev split.
     """
+    cuts = () if events.log is None or events.splits is not None else events.log.split_at
+    if cuts and split is None:
+        print_notice(f"split: {_parts_said(events, cuts)}; earlier events are history")
+        return events.between(None, cuts[0]), events.between(cuts[0], cuts[1]), None
     name = split or default_split(events, "train")
     if name == "train" and events.splits is not None and (events.splits == "dev").any():
-        return events.part("train"), events.part("dev")
+        return events.part("train"), events.part("dev"), None
     part = events.part(name)
     if closed_form:
-        return part, None
+        return part, None, None
     train, dev = part.split((0.9, 0.1), by="sequence", seed=seed)
     kept = "the last tenth of the window is"
     if len(part) > 1:
         kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are"
     print_notice(f"no dev split: {kept} kept for early stopping")
+    return train, dev, part
+
+
+def train_and_dev_files(
+    events: EventFiles, split: str | None, seed: int
+) -> tuple[EventFiles, EventFiles]:
+    """As :func:`train_and_dev`, for files."""
+    splits = events.splits
+    name = split or ("train" if splits is not None and (splits == "train").any() else "all")
+    if name == "train" and splits is not None and (splits == "dev").any():
+        return events.part("train"), events.part("dev")
+    part = events.part(name)
+    train, dev = part.split((0.9, 0.1), seed=seed)
+    print_notice(
+        f"no dev split: {len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are kept "
+        "for early stopping"
+    )
     return train, dev
+
+
+def scored_files(model: PointProcess, events: EventFiles, split: str | None) -> EventFiles:
+    """As :func:`scored_part`, for files."""
+    splits = events.splits
+    name = split or ("test" if splits is not None and (splits == "test").any() else "all")
+    kept = None
+    if name == HELD_OUT or (split is None and name == "all"):
+        kept = events.held_out(model)
+    if name == HELD_OUT and kept is None:
+        raise _nothing_held_out()
+    part = events.part(name) if kept is None else kept
+    if kept is not None:
+        print_notice(
+            f"scored: {kept.events:,} of {events.events:,} events in {len(kept):,} of "
+            f"{len(events):,} sequences, which were kept from training; --split all scores "
+            "everything"
+        )
+    seen = part.overlap(model)
+    if seen is not None:
+        print_notice(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
+    return part
+
+
+def _nothing_held_out() -> UserError:
+    return UserError(
+        "data of which the model was trained on a part",
+        "none of it, or all of it",
+        "Score the data that you fitted, or use --split all.",
+    )
+
+
+def _parts_said(events: Dataset, cuts: tuple[str | float, ...]) -> str:
+    """The parts of a log that is cut by time, in words."""
+    edges = [None, *cuts, None]
+    said = []
+    for name, low, high in zip(("train", "dev", "test"), edges[:-1], edges[1:], strict=True):
+        part = events.between(low, high)
+        until = "" if high is None else f" until {_plain(events, high)}"
+        said.append(f"{name}{until} ({part.scored_events:,} events)")
+    return ", ".join(said)
 
 
 def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Dataset:
@@ -355,11 +564,7 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     if name == HELD_OUT or (split is None and name == "all"):
         kept = held_out(model, events)
     if name == HELD_OUT and kept is None:
-        raise UserError(
-            "data of which the model was trained on a part",
-            "none of it, or all of it",
-            "Score the data that you fitted, or use --split all.",
-        )
+        raise _nothing_held_out()
     part = events.part(name) if kept is None else kept
     if kept is not None:
         stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""

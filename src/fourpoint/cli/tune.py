@@ -29,6 +29,8 @@ class Asked:
     device: str
     seed: int
     json: bool
+    jobs: int | None = None
+    ray: str | None = None
 
 
 def run_tuning(source: str, reading: ReadingOptions, asked: Asked) -> None:
@@ -40,7 +42,7 @@ def run_tuning(source: str, reading: ReadingOptions, asked: Asked) -> None:
     print_notice(f"this takes at most {seconds:g} seconds (--budget)")
     data = open_events(source, reading)
     if asked.split_at is None:
-        train, dev = train_and_dev(data, asked.split, asked.seed)
+        train, dev, _ = train_and_dev(data, asked.split, asked.seed)
     else:
         train, dev = cut_by_time(data, asked.split_at)
     assert dev is not None  # only closed forms have none
@@ -54,6 +56,8 @@ def run_tuning(source: str, reading: ReadingOptions, asked: Asked) -> None:
         device=asked.device,
         seed=asked.seed,
         progress=True,
+        jobs=asked.jobs,
+        ray=asked.ray,
     )
     page = asked.output / "tune.html"
     page_of(found, source).write(page)

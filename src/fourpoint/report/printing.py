@@ -150,7 +150,7 @@ def bar(what: str, total: float, *, show: bool) -> Iterator[Step]:
     """A progress bar on stderr for work that is still going on after a second; yields the function
     that moves it on.
 
-    Arguments
+    Args:
         what: the words before the bar.
         total: what is done in the end.
         show: False draws nothing, whatever the function is told.

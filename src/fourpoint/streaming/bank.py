@@ -9,6 +9,7 @@ are seen again.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
 from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
-from fourpoint.streaming.store import Store
+from fourpoint.streaming.store import EntityStore, Store, pack_entity
 from fourpoint.streaming.stream import (
     Observations,
     finite,
@@ -66,6 +67,10 @@ class BankObservation:
     alarms: list[tuple[Alarm, ...]]
 
 
+class TooEarly(UserError):
+    """A time before the last one of its entity."""
+
+
 class _Order(NamedTuple):
     """Events sorted by entity, those of each in the order given."""
 
@@ -99,7 +104,7 @@ class _Block:
 class StreamBank:
     """Streams of many entities, followed by one fitted model, which must not change meanwhile.
 
-    Arguments
+    Args:
         model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6
             absolute and 1e-6 relative (4e-6 in float32); others by their own methods in float64.
         start: when all windows open, in the user's time unit.
@@ -136,7 +141,7 @@ class StreamBank:
         alarms: float | None = None,
         fleet: bool = False,
         threads: int = 2,
-        store: Store | None = None,
+        store: EntityStore | None = None,
         context: Context | None = None,
     ) -> None:
         if limit is not None and (limit < 1 or (spill is None and store is None)):
@@ -153,7 +158,7 @@ class StreamBank:
         self._share = 1 / families(model.marks.count, fleet=self.fleet)
         self._owner = fingerprint(model)
         self._held = store is not None
-        self._store = store if spill is None else _spill(spill)
+        self._store: EntityStore | None = store if spill is None else _spill(spill)
         self._names = {name: i for i, name in enumerate(model.marks.names)}
         self._begin(start)
         if limit is not None and not self._memories.fixed:
@@ -597,6 +602,34 @@ class StreamBank:
         finally:
             self.table.remove(new)
 
+    def rates(self, rows: Rows, times: Floats) -> Floats:
+        """lambda per mark of entities in memory, given by their rows in the table, each at its
+        time, which is not before its last event; (n, M).
+        """
+        at = self.table.numbers["at"][rows]
+        return np.asarray(np.exp(self._memories.logs(rows, at, times)))
+
+    def surprise(self, rows: Rows, time: float | None = None) -> Floats:
+        """How close each of the entities in ``rows`` is to an alarm: the largest of its watches'
+        statistics over its threshold, so that 1 raises one.
+
+        With ``time`` the gap that is open until then counts too. 0 where nothing is watched.
+        """
+        monitors = self.table.monitors
+        limits = monitors.limits
+        if limits is None:
+            return np.zeros(len(rows))
+        burst = monitors.sums[rows, 0, 0]
+        silence = monitors.sums[rows, 1, 0].copy()
+        open_gap = np.zeros(len(rows))
+        if time is not None:
+            pending = self._pending(rows, time)
+            open_gap = np.where(np.isfinite(pending), pending, 0.0)
+            silence += open_gap / 2
+        return np.maximum.reduce(
+            [burst / limits.burst, silence / limits.silence, open_gap / limits.gap]
+        )
+
     def log_likelihood(self, entity: str) -> float:
         """The running total of one entity, silences advanced over included."""
         return float(self.table.number("likelihood", entity))
@@ -677,11 +710,38 @@ class StreamBank:
             self._watch_arrays(),
         )
 
+    def digest(self) -> str:
+        """A hash of all that the bank knows. Banks that have seen the same events have the same
+        one, in whatever batches they came, and however often the bank was restored in between.
+        """
+        found = hashlib.sha256()
+        settings = self._settings()
+        arrays = self._watch_arrays()
+        if self._look is not None:
+            noted = sorted(zip(self._look.noted, self._look.noted_pending(), strict=True))
+            settings["fleet"]["look"] |= {
+                "noted": [name for name, _ in noted],
+                "newcomers": sorted(self._look.newcomers),
+            }
+            arrays["look"] = np.array([pending for _, pending in noted], dtype=np.float64)
+        found.update(pack("bank head", self._owner, {**settings, "entities": len(self)}, arrays))
+        on_disk = set(self.table.on_disk)
+        names = sorted([*self.table.row, *on_disk])
+        for first in range(0, len(names), SLICE):
+            some = names[first : first + SLICE]
+            absent = [name for name in some if name in on_disk]
+            stored = {} if self._store is None else self._store.read(absent)
+            rows = np.array([self.table.row[n] for n in some if n not in on_disk], dtype=np.int64)
+            own = {name: (header, kept) for name, header, kept in self.table.copies(rows).rows()}
+            for name in some:
+                found.update(pack_entity(name, *(own.get(name) or stored[name]))[1])
+        return found.hexdigest()
+
     @staticmethod
     def resume(
         model: PointProcess,
         head: bytes,
-        store: Store,
+        store: EntityStore,
         *,
         limit: int | None = None,
         threads: int = 2,
@@ -1026,6 +1086,6 @@ def _of_entity(name: str, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
     return tuple(replace(alarm, of="entity", name=name) for alarm in alarms)
 
 
-def _too_early(entity: str, last: float, time: float) -> UserError:
+def _too_early(entity: str, last: float, time: float) -> TooEarly:
     expected = f"a time of at least {last!r}, the last one of {entity!r}"
-    return UserError(expected, f"{time!r}", "Sort the events of each entity.")
+    return TooEarly(expected, f"{time!r}", "Sort the events of each entity.")

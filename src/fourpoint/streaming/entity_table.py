@@ -22,7 +22,7 @@ from fourpoint.streaming.monitor_table import MonitorCopies, MonitorTable
 from fourpoint.streaming.monitoring import Monitor
 from fourpoint.streaming.rows import Memories
 from fourpoint.streaming.state import Arrays, check_arrays, damaged
-from fourpoint.streaming.store import Row, Store
+from fourpoint.streaming.store import EntityStore, Row
 from fourpoint.streaming.stream import restored_monitor
 
 Rows = NDArray[np.int64]
@@ -66,7 +66,7 @@ class EntityTable:
         memories: Memories,
         start: float,
         limit: int | None,
-        store: Store | None,
+        store: EntityStore | None,
         *,
         held: bool,
         marks: int,
@@ -260,7 +260,7 @@ class EntityTable:
         """Copies of all rows that differ from the store; :meth:`written` must follow for each, in
         order.
         """
-        found = self._copies(np.flatnonzero(self.changed))
+        found = self.copies(np.flatnonzero(self.changed))
         self._saving[found.places] += 1
         self.changed[found.places] = False
         return found
@@ -271,8 +271,8 @@ class EntityTable:
         if not success:
             self.changed[changes.places] = True
 
-    def _copies(self, rows: Rows) -> Changes:
-        """Copies by whole arrays: work per entity is left to the thread that writes."""
+    def copies(self, rows: Rows) -> Changes:
+        """Copies of rows, by whole arrays: work per entity is left to the thread that writes."""
         names = [self.names[row] for row in rows.tolist()]
         return Changes(rows, names, self.take(rows), self.monitors.copied(rows))
 
@@ -282,7 +282,7 @@ class EntityTable:
         names = [self.names[row] for row in rows.tolist()]
         if not self.held:
             try:
-                self.store.write(self._copies(rows[self.changed[rows]]).rows())
+                self.store.write(self.copies(rows[self.changed[rows]]).rows())
             except OSError as error:
                 raise UserError(
                     "a folder to spill to with room for more",

@@ -45,7 +45,7 @@ class MonitorTable:
 
     def __init__(self, alarms: float | None, share: float = 1.0) -> None:
         self.alarms, self.share = alarms, share
-        self._limits = None if alarms is None else Monitor(alarms, share).thresholds
+        self.limits = None if alarms is None else Monitor(alarms, share).thresholds
         self.present: NDArray[np.bool_] = np.zeros(0, dtype=bool)
         self.sums: Floats = np.zeros((0, 2, 3))  # burst and silence: value, count, total
         self.told: NDArray[np.bool_] = np.zeros(0, dtype=bool)
@@ -117,7 +117,7 @@ class MonitorTable:
         """Gaps of rows that have ended, in order: the alarms that they raise, by place. Rows
         without a monitor get one.
         """
-        if self._limits is None:
+        if self.limits is None:
             return {}
         loop = kernels.MONITOR.choose()
         if loop is None:
@@ -128,7 +128,7 @@ class MonitorTable:
         rule = (FEWEST, STRIDE)
         place = 0
         while True:
-            place = loop(place, rows, gaps, *table, *self._limits, rule)
+            place = loop(place, rows, gaps, *table, *self.limits, rule)
             if place == len(rows):
                 return raised
             row = int(rows[place])
@@ -159,12 +159,10 @@ class MonitorTable:
         """No event of ``rows`` up to ``time``, where their gaps have grown to ``gaps``: alarms of
         those that are too long, by place; each is told once.
         """
-        if self._limits is None:
+        if self.limits is None:
             return {}
         self.present[rows] = True
-        long = (self.sums[rows, 1, 0] + gaps / 2 >= self._limits.silence) | (
-            gaps >= self._limits.gap
-        )
+        long = (self.sums[rows, 1, 0] + gaps / 2 >= self.limits.silence) | (gaps >= self.limits.gap)
         raised: dict[int, tuple[Alarm, ...]] = {}
         for place in np.flatnonzero(long & ~self.told[rows]).tolist():
             row = int(rows[place])

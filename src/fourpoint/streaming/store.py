@@ -18,7 +18,7 @@ import sqlite3
 from collections.abc import Iterable, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fourpoint.atomic import write_atomic
 from fourpoint.events import UserError
@@ -35,6 +35,31 @@ PAGE = 16_384  # bytes; a row of some kilobytes fits one page
 AT_ONCE = 500  # names in one question
 
 Row = tuple[dict[str, Any], Arrays]  # header and arrays of one entity
+
+
+class EntityStore(Protocol):
+    """Where a bank finds the entities that are not in memory: a :class:`Store`, or a part of a
+    database that several processes share.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def names(self) -> Iterable[str]:
+        """All names, in no order."""
+
+    def names_after(self, name: str | None, most: int) -> list[str]:
+        """The first ``most`` names after ``name``, in order; None: from the first one."""
+
+    def read(self, names: Sequence[str]) -> dict[str, Row]:
+        """The rows of those names that are there."""
+
+    def write(self, rows: Iterable[tuple[str, dict[str, Any], Arrays]]) -> None:
+        """Replace the rows of the same names, all of them or none."""
+
+    def clear(self) -> None:
+        """Forget all entities."""
 
 
 class Store:
@@ -69,17 +94,17 @@ class Store:
 
     def __contains__(self, name: str) -> bool:
         return self._reading is not None and bool(
-            self._rows("SELECT 1 FROM entities WHERE name IN (?)", [_key(name)])
+            self._rows("SELECT 1 FROM entities WHERE name IN (?)", [entity_key(name)])
         )
 
     def names(self) -> Iterable[str]:
         """All names, in no order."""
-        return (_name(row[0]) for row in self._rows("SELECT name FROM entities", []))
+        return (entity_name(row[0]) for row in self._rows("SELECT name FROM entities", []))
 
     def names_after(self, name: str | None, most: int) -> list[str]:
         """The first ``most`` names after ``name``, in order; None: from the first one."""
         question = "SELECT name FROM entities WHERE name > ? ORDER BY name LIMIT ?"
-        return [_name(row[0]) for row in self._rows(question, [_key(name or ""), most])]
+        return [entity_name(row[0]) for row in self._rows(question, [entity_key(name or ""), most])]
 
     def read(self, names: Sequence[str]) -> dict[str, Row]:
         """The rows of those names that are there."""
@@ -87,12 +112,12 @@ class Store:
             return {}
         found: dict[str, Row] = {}
         for i in range(0, len(names), AT_ONCE):
-            keys = [_key(name) for name in names[i : i + AT_ONCE]]
+            keys = [entity_key(name) for name in names[i : i + AT_ONCE]]
             marks = ",".join("?" * len(keys))
             for key, digest, body in self._rows(
                 f"SELECT name, digest, body FROM entities WHERE name IN ({marks})", keys
             ):
-                found[_name(key)] = _row(key, digest, body)
+                found[entity_name(key)] = unpack_entity(key, digest, body)
         return found
 
     def text(self, name: str) -> bytes | None:
@@ -106,7 +131,7 @@ class Store:
         texts: dict[str, bytes] | None = None,
     ) -> None:
         """Replace the rows and texts of the same names, all of them or none."""
-        packed = [_packed(*row) for row in rows]
+        packed = [pack_entity(*row) for row in rows]
         if self._writing is None:
             write_atomic(
                 self.path, lambda draft: _create(draft, packed, texts or {}), sync=self.durable
@@ -227,13 +252,15 @@ def _disk_errors() -> Any:
         raise damaged("pages that SQLite can read", f"{error}") from error
 
 
-def _packed(name: str, header: dict[str, Any], arrays: Arrays) -> tuple[bytes, bytes, bytes]:
-    key = _key(name)
+def pack_entity(name: str, header: dict[str, Any], arrays: Arrays) -> tuple[bytes, bytes, bytes]:
+    """An entity as a row: its key, the hash of both, and header and arrays as safetensors."""
+    key = entity_key(name)
     body = to_tensors(header, arrays)
     return key, _digest(key, body), body
 
 
-def _row(key: object, digest: object, body: object) -> Row:
+def unpack_entity(key: object, digest: object, body: object) -> Row:
+    """What :func:`pack_entity` was given; raises :class:`UserError` where bytes have changed."""
     if not (isinstance(key, bytes) and isinstance(digest, bytes) and isinstance(body, bytes)):
         raise damaged(
             "rows of bytes",
@@ -241,7 +268,7 @@ def _row(key: object, digest: object, body: object) -> Row:
         )
     if _digest(key, body) != digest:
         raise damaged(
-            f"entity {_name(key)[:40]!r} with its own hash",
+            f"entity {entity_name(key)[:40]!r} with its own hash",
             "another hash: bytes in it have changed",
         )
     return from_tensors(body)
@@ -251,11 +278,13 @@ def _digest(key: bytes, body: bytes) -> bytes:
     return hashlib.sha256(len(key).to_bytes(8, "little") + key + body).digest()
 
 
-def _key(name: str) -> bytes:
+def entity_key(name: str) -> bytes:
+    """A name as it stands in a store."""
     return name.encode("utf-8", "surrogatepass")
 
 
-def _name(key: object) -> str:
+def entity_name(key: object) -> str:
+    """The name under a key; raises :class:`UserError` where it cannot be one."""
     expected = "names of entities in UTF-8"
     if not isinstance(key, bytes):
         raise damaged(expected, f"{key!r}"[:80])

@@ -134,7 +134,7 @@ class Observations:
 class Stream:
     """One stream of events, followed by a fitted model, which must not change meanwhile.
 
-    Arguments
+    Args:
         model: any model; it is used in evaluation mode.
         start: when the watch begins, in the user's time unit. The model's clock (its curves of
             time) begins there too.

@@ -12,7 +12,7 @@ from fourpoint.models.base import PointProcess
 from fourpoint.streaming.bank import StreamBank
 from fourpoint.streaming.feed.encoding import Scores, as_json
 from fourpoint.streaming.monitoring import Alarm
-from fourpoint.streaming.store import Store
+from fourpoint.streaming.store import EntityStore
 from fourpoint.streaming.stream import Observations, Stream
 
 ALARMS = 1e-3  # false alarms per 1,000 events, of all kinds
@@ -166,7 +166,7 @@ class Entities:
         keep: int | None,
         start: float,
         state: bytes | None,
-        store: Store | None = None,
+        store: EntityStore | None = None,
         limit: int | None = None,
         *,
         alarms: float | None = ALARMS,

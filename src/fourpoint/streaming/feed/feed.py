@@ -105,20 +105,20 @@ def score_feed(
     ...     ended.tally.events, json.loads(scores.read_text().splitlines()[0])["log_density"]
     (2, -1.0)
     """
-    tell = tell or _to_stderr
+    tell = tell or to_stderr
     trained = trained or Trained()
     _check_options(input, output, state, keep, by, every, limit)
-    _check_clock(trained, time_unit, timezone)
+    check_clock(trained, time_unit, timezone)
     times = TimeReader(trained.log, trained.unit)
-    by = _entities(trained.log, by, times, tell)
+    by = entity_column(trained.log, by, times, tell)
     if attended and by is not None:
         remedy = "Leave --attended out, or type --by none: entities are scored together."
         raise UserError("one stream for --attended", f"one per {by}", remedy)
-    longest = _longest_gap(max_gap)
-    level = _level(alarms)
+    longest = longest_gap(max_gap)
+    level = alarm_level(alarms)
     _check_share(max_skipped)
     with ExitStack() as files:
-        told = files.enter_context(_signals())
+        told = files.enter_context(collected_signals())
         lines = files.enter_context(closing(Lines(input, follow=follow)))
         before = None
         if state is not None:
@@ -143,10 +143,10 @@ def score_feed(
             begin = float(saved) if isinstance(saved, int | float) else 0.0
         elif start is None or start == "first":
             first = None if times.calendar is not None else first_time(lines, trial(), told)
-            rate = _rate(model, trained, pooled=False)
+            rate = usual_rate(model, trained, pooled=False)
             begin = inferred_start(trained, first, rate, tell, at_first=start == "first")
         else:
-            begin = _start(start, times)
+            begin = start_time(start, times)
         settings = {
             "keep": keep,
             "by": by,
@@ -202,8 +202,8 @@ def score_feed(
             loop.saver = files.enter_context(closing(EntitySaver(scorer.bank, store)))
         if max_gap != "none":
             reached = before.reached if before else None
-            loop.plausible = _time_check(model, trained, times, begin, by, longest, reached)
-        with _progress(lines) as show, _short_collections():
+            loop.plausible = time_check(model, trained, times, begin, by, longest, reached)
+        with _progress(lines) as show, short_collections():
             return loop.to_the_end(told, show)
 
 
@@ -246,7 +246,7 @@ def _check_options(
         )
 
 
-def _longest_gap(typed: float | str) -> float | None:
+def longest_gap(typed: float | str) -> float | None:
     """--max-gap as a number; None for "auto" and "none"."""
     if typed in ("auto", "none"):
         return None
@@ -269,7 +269,7 @@ def _check_share(share: float) -> None:
         )
 
 
-def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) -> None:
+def check_clock(trained: Trained, time_unit: str | None, timezone: str | None) -> None:
     """Refuse a unit or a zone other than those of the training data."""
     remedy = "Leave the option out, or fit a model with it."
     if time_unit is not None and unit_named(time_unit) != trained.unit:
@@ -287,7 +287,7 @@ def _check_clock(trained: Trained, time_unit: str | None, timezone: str | None) 
         raise UserError(expected, f"--timezone {timezone}", remedy)
 
 
-def _entities(
+def entity_column(
     log: LogFormat | None, by: str | None, times: TimeReader, tell: Callable[[str], None]
 ) -> str | None:
     """The column of the entities, or the unit of the calendar; None for one stream."""
@@ -308,7 +308,7 @@ def _entities(
     return by
 
 
-def _start(start: float | str, times: TimeReader) -> float:
+def start_time(start: float | str, times: TimeReader) -> float:
     """When the observation began, in the model's unit of time."""
     try:
         begin = float(start)
@@ -336,7 +336,7 @@ def _try_first_lines(input: Path, reader: EventReader) -> None:
             return
 
 
-def _time_check(
+def time_check(
     model: PointProcess,
     trained: Trained,
     times: TimeReader,
@@ -348,7 +348,7 @@ def _time_check(
     """The check of times: with the rate of the training data, or of the model before any event
     where that is unknown.
     """
-    rate = _rate(model, trained, pooled=by is not None and times.calendar is None)
+    rate = usual_rate(model, trained, pooled=by is not None and times.calendar is None)
     since = start if trained.stop is None else trained.stop
     clock = times.wall_clock()
     if clock is not None and times.calendar is None and clock.ahead(since) > SLACK:
@@ -359,7 +359,7 @@ def _time_check(
     return TimeCheck(begin, since, rate, most=longest, calendar=clock, reached=reached)
 
 
-def _rate(model: PointProcess, trained: Trained, *, pooled: bool) -> float:
+def usual_rate(model: PointProcess, trained: Trained, *, pooled: bool) -> float:
     """Events per unit of time: of the training data, or of the model before any event where that is
     unknown.
     """
@@ -371,7 +371,7 @@ def _rate(model: PointProcess, trained: Trained, *, pooled: bool) -> float:
     return rate
 
 
-def _level(typed: float | str | None) -> float | None:
+def alarm_level(typed: float | str | None) -> float | None:
     """--alarms as a number; None for no alarms."""
     if typed is None or typed == "none":
         return None
@@ -403,7 +403,7 @@ def _option(name: str, value: object) -> str:
 
 
 @contextmanager
-def _short_collections() -> Iterator[None]:
+def short_collections() -> Iterator[None]:
     """Take the objects that exist now out of garbage collection, and collect less often.
 
     Those of torch alone are hundreds of thousands, and to visit all of them stops every thread for
@@ -425,7 +425,7 @@ def _short_collections() -> Iterator[None]:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def collected_signals() -> Iterator[list[int]]:
     """Collects SIGTERM and SIGINT instead of dying of them; a second one finds the handlers that
     were there before.
     """
@@ -488,7 +488,8 @@ def _progress(lines: Lines) -> Iterator[Callable[[int], None]]:
         yield update
 
 
-def _to_stderr(text: str) -> None:
+def to_stderr(text: str) -> None:
+    """Print a notice for the user."""
     with suppress(OSError):  # scoring goes on where nobody reads the notices
         sys.stderr.write(console_lines(text) + "\n")
         sys.stderr.flush()

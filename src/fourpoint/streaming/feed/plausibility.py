@@ -60,7 +60,7 @@ class Reached:
 class TimeCheck:
     """Refuses implausible times.
 
-    Arguments
+    Args:
         start: when the observation began. Earlier times are left to the stream, which refuses them.
         since: from where the gap before the first event is counted: the end of the training window,
             say.
@@ -97,7 +97,7 @@ class TimeCheck:
         if not times:
             return []
         if self._all_plausible(times):
-            self._accept(max(times))
+            self.accept(max(times))
             return [None] * len(times)
         return [self._checked(time) for time in times]
 
@@ -116,7 +116,7 @@ class TimeCheck:
         if self._is_future(time):
             return self._not_yet(time)
         if time <= self._bound() or self._is_now(time) or self._is_confirmed(time):
-            self._accept(time)
+            self.accept(time)
             return None
         return self._too_far(time)
 
@@ -132,7 +132,8 @@ class TimeCheck:
     def _longest(self, elapsed: float) -> float:
         return max(elapsed, self.usual) if self.most is None else self.most
 
-    def _accept(self, time: float) -> None:
+    def accept(self, time: float) -> None:
+        """Believe a time, whatever it is."""
         reached = self.reached
         reached.first = time if reached.first is None else reached.first
         reached.latest = time if reached.latest is None else max(reached.latest, time)

@@ -55,7 +55,7 @@ class Asked:
 class EventReader:
     """Turns lines into events.
 
-    Arguments
+    Args:
         marks: the model's names with their numbers; empty where it has no marks.
         asked: columns that the user names.
         times: how times are read, with the training log where that is known.
@@ -255,6 +255,10 @@ class EventReader:
             )
         if not isinstance(found, dict):
             return UserError(_EXAMPLE, _shown(content), "Write an object with a time, in braces.")
+        return self.event(found)
+
+    def event(self, found: dict[str, Any]) -> Event | UserError:
+        """The event of a JSON object that has been parsed, or the error in it."""
         try:
             moment = self._moment(found)
             mark = 0 if self._unmarked else _mark(_first(found, self._mark), self.marks)

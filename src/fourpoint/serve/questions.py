@@ -1,0 +1,317 @@
+"""Questions about the future and the past that take longer than an event may wait: forecasts and
+explanations.
+
+They read an entity's events from the store, so that the engine goes on meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fourpoint.events import Context, Dataset, Sequence, UserError
+from fourpoint.events.dates import length_after
+from fourpoint.inference.explaining import explain
+from fourpoint.inference.forecasting import Forecast, forecast
+from fourpoint.inference.forecasts import counts_of_all, planned
+from fourpoint.log_format import LogFormat
+from fourpoint.serve.engine import ALL, Engine
+from fourpoint.serve.service import Service
+from fourpoint.strict_json import plain
+
+MOST = 20_000  # past events of an entity that a question looks at
+MOST_ENTITIES = 1000  # whose futures are sampled together
+PAST_OF_ALL = 1000  # past events of each of them
+STEPS = 40  # intervals of the horizon
+NEXT_STEPS = 241  # times at which the rate before the next event is computed
+EXPLAINED = 2000  # past events that an explanation looks at
+LEVELS = (0.05, 0.5, 0.95)
+
+
+class Unknown(Exception):
+    """An entity that the service has not seen."""
+
+
+def past_of(service: Service, entity: str | None, most: int = MOST) -> Sequence:
+    """The events of an entity up to now, as a sequence of the model's log.
+
+    Raises :class:`Unknown` for an entity without events, and :class:`UserError` where there are
+    several and none is named.
+    """
+    engine = service.engine
+    name = _named(engine, entity)
+    begin = engine.live.slot.begin
+    events = [event for event in engine.store.recent(most, name) if not event.late]
+    if not events or begin is None:
+        raise Unknown(name)
+    events.sort(key=lambda event: (event.time, event.seq))
+    times = np.array([event.time for event in events])
+    now = engine.now()
+    stop = float(times[-1])
+    if now is not None and engine.times.calendar is None:
+        stop = max(stop, now)
+    features = None
+    if events[0].features is not None:
+        features = np.array([np.frombuffer(event.features or b"") for event in events])
+    return _sequence(engine, name, times, np.array([e.mark for e in events]), features, begin, stop)
+
+
+def _named(engine: Engine, entity: str | None) -> str:
+    if engine.by is None:
+        return ALL
+    if entity is None and engine.times.calendar is not None:
+        last = engine.store.recent(1)
+        return last[0].entity if last else ALL
+    if entity is None:
+        count = len(engine.live)
+        names = [] if engine.live.entities is None else list(engine.live.entities.bank.table.row)
+        if count == 1 and names:
+            return names[0]
+        raise UserError(
+            "the name of an entity",
+            f"none, of {count:,} entities",
+            f"Add entity={names[0] if names else 'NAME'}; /v1/entities lists them.",
+        )
+    return entity
+
+
+def _sequence(
+    engine: Engine,
+    name: str,
+    times: np.ndarray,
+    marks: np.ndarray,
+    features: np.ndarray | None,
+    start: float,
+    stop: float,
+) -> Sequence:
+    """A sequence with the dates and tables of the log."""
+    clock = engine.times
+    model = engine.served.model
+    context = engine.settings.scoring.beside.context(clock, start)
+    dates = clock.dates()
+    if context is None and dates is not None:
+        context = Context(origin=np.array([dates.origin]))
+    one = Sequence(
+        times,
+        marks,
+        start=start,
+        stop=float(np.nextafter(stop, np.inf)),
+        space=model.marks,
+        id=name,
+        features=features,
+        context=context,
+    )
+    data = Dataset.from_sequences([one], unit=clock.unit)
+    return replace(data, log=clock.log if clock.known else LogFormat("time"))[0]
+
+
+def forecast_fields(
+    service: Service,
+    horizon: str,
+    entity: str | None = None,
+    *,
+    paths: int = 500,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """What is expected until ``horizon`` from now: counts per mark, the next event and the rate."""
+    engine = service.engine
+    many = engine.by is not None and len(engine.live) > 1 and engine.times.calendar is None
+    if entity is None and many:
+        return _forecast_of_all(service, horizon, paths, seed)
+    past = past_of(service, entity)
+    unit = engine.times.unit
+    length = length_after(past.dates, past.stop, horizon, unit)
+    found = forecast(engine.served.model, past, length, paths, seed, windows=1)
+    return _forecast_fields(engine, past.id, found)
+
+
+def _forecast_of_all(service: Service, horizon: str, paths: int, seed: int) -> dict[str, Any]:
+    """The same for all entities together: events of any of them."""
+    engine = service.engine
+    model = engine.served.model
+    if len(engine.live) > MOST_ENTITIES:
+        raise UserError(
+            f"the name of an entity, or at most {MOST_ENTITIES:,} entities to forecast together",
+            f"no name, and {len(engine.live):,} entities",
+            "Add entity=NAME; /v1/entities lists them.",
+        )
+    now, names, times, rates = service.call(_until_the_next).result()
+    sequences = [past_of(service, name, PAST_OF_ALL) for name in names]
+    data = Dataset.from_sequences(sequences, unit=engine.times.unit)
+    data = replace(data, log=engine.times.log if engine.times.known else LogFormat("time"))
+    length = length_after(sequences[0].dates, now, horizon, engine.times.unit)
+    if not 0 < length < math.inf:
+        raise UserError("a positive horizon", f"{horizon!r}", "Type 4h, say.")
+    plan = planned(model, data, length, length / STEPS, paths=paths, seed=seed)
+    edges, counts = counts_of_all(model, plan)
+    names_of_marks = model.marks.names or (ALL,)
+    per_path = counts.sum(0).T
+    per_time = counts.sum(1) / np.diff(edges)[:, None]
+    low, high = np.quantile(per_time, (LEVELS[0], LEVELS[2]), axis=1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    note = "the band is that of events per unit of time in intervals, of all entities together"
+    return plain(
+        {
+            "entity": ALL,
+            "at": engine.shown(now),
+            "horizon": length,
+            "unit": engine.times.unit or None,
+            "total": _count_fields(per_path.sum(1)),
+            "counts": {n: _count_fields(per_path[:, m]) for m, n in enumerate(names_of_marks)},
+            "next": _next_fields(engine, times, rates, names_of_marks),
+            "bands": {
+                "times": [engine.shown(float(time)) for time in middles],
+                "mean": per_time.mean(1),
+                "low": low,
+                "high": high,
+            },
+            "notes": [note],
+        }
+    )
+
+
+def _until_the_next(engine: Engine) -> tuple[float, list[str], np.ndarray, np.ndarray]:
+    """Now, the entities, and the rates of all of them together per mark at times from now on, as if
+    nothing happened: enough of them to see when the next event comes.
+    """
+    now = engine.now()
+    if engine.live.entities is None or now is None:
+        raise Unknown(ALL)
+    bank = engine.live.entities.bank
+    names = sorted(bank.entities)
+    rows = bank.table.assign(names)[0]
+    first = bank.rates(rows, np.full(len(rows), now)).sum(0)
+    # Rates that fall in a silence to a tenth are followed for long enough.
+    times = now + np.linspace(0.0, 60.0 / max(float(first.sum()), 1e-300), NEXT_STEPS)
+    rates = [bank.rates(rows, np.full(len(rows), time)).sum(0) for time in times.tolist()]
+    return now, names, times, np.array(rates)
+
+
+def _next_fields(
+    engine: Engine, times: np.ndarray, rates: np.ndarray, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The next event of a process whose rates per mark until then are given at ``times``."""
+    total = rates.sum(1)
+    steps = np.diff(times)
+    integral = np.concatenate([[0.0], np.cumsum(steps * (total[1:] + total[:-1]) / 2)])
+    survival = np.exp(-integral)
+
+    def quantile(level: float) -> str | float | None:
+        if integral[-1] < -math.log1p(-level):
+            return None
+        return engine.shown(float(np.interp(-math.log1p(-level), integral, times)))
+
+    mean = times[0] + float((steps * (survival[1:] + survival[:-1]) / 2).sum())
+    density = rates * survival[:, None]
+    shares = (steps[:, None] * (density[1:] + density[:-1]) / 2).sum(0)
+    return {
+        "median": quantile(0.5),
+        "mean": engine.shown(mean),
+        "low": quantile(0.05),
+        "high": quantile(0.95),
+        "never": float(survival[-1]),
+        "marks": dict(zip(names, (shares / shares.sum()).tolist(), strict=True)),
+    }
+
+
+def _forecast_fields(engine: Engine, entity: str, found: Forecast) -> dict[str, Any]:
+    offset = _window_offset(engine, entity)
+
+    def shown(time: float) -> str | float | None:
+        return engine.shown(time + offset)
+
+    names = found.marks.names or (ALL,)
+    counts = _path_counts(found)
+    per_mark = {name: _count_fields(counts[:, m]) for m, name in enumerate(names)}
+    low, high = found.next_event.interval
+    rate = found.rate
+    return plain(
+        {
+            "entity": entity,
+            "at": shown(found.at),
+            "horizon": found.horizon,
+            "unit": engine.times.unit or None,
+            "total": _count_fields(counts.sum(1)),
+            "counts": per_mark,
+            "next": {
+                "median": shown(found.next_event.median),
+                "mean": shown(found.next_event.mean),
+                "low": shown(low),
+                "high": shown(high),
+                "never": found.next_event.never,
+                "marks": dict(zip(names, found.next_event.marks.tolist(), strict=True)),
+            },
+            "bands": {
+                "times": [shown(float(time)) for time in rate.times],
+                "mean": rate.mean.sum(1),
+                "low": rate.low,
+                "high": rate.high,
+            },
+            "notes": list(found.notes),
+        }
+    )
+
+
+def _window_offset(engine: Engine, entity: str) -> float:
+    """What to add to a time in an entity's window to have it on the clock of the log: 0, but for
+    windows of the calendar.
+    """
+    if engine.times.calendar is None:
+        return 0.0
+    last = engine.store.recent(1, entity)
+    return last[0].moment - last[0].time if last else 0.0
+
+
+def _path_counts(found: Forecast) -> np.ndarray:
+    """Events of each path and mark."""
+    paths = found.paths
+    rows = np.repeat(np.arange(len(paths)), np.diff(paths.offsets))
+    counts = np.zeros((len(paths), found.marks.count), dtype=np.int64)
+    np.add.at(counts, (rows, paths.mark_ids), 1)
+    return counts
+
+
+def _count_fields(counts: np.ndarray) -> dict[str, float]:
+    low, median, high = np.quantile(counts, LEVELS, method="inverted_cdf").tolist()
+    return {
+        "mean": float(counts.mean()),
+        "q05": low,
+        "q50": median,
+        "q95": high,
+        "p_any": float((counts > 0).mean()),
+    }
+
+
+def explain_fields(service: Service, entity: str | None = None, top: int = 20) -> dict[str, Any]:
+    """Which past events the rate of an entity now comes from, the largest effect first."""
+    engine = service.engine
+    past = past_of(service, entity, EXPLAINED)
+    offset = _window_offset(engine, past.id)
+    found = explain(engine.served.model, past)
+    total = found.effects.sum(1)
+    order = np.argsort(-np.abs(total), kind="stable")[:top]
+    names = engine.served.model.marks.names or (ALL,)
+    events = [
+        {
+            "time": engine.shown(float(found.times[i]) + offset),
+            "mark": names[int(found.marks[i])],
+            "effect": float(total[i]),
+            "effects": dict(zip(names, found.effects[i].tolist(), strict=True)),
+        }
+        for i in order.tolist()
+    ]
+    rate = dict(zip(names, found.rate.tolist(), strict=True))
+    return plain(
+        {
+            "entity": past.id,
+            "at": engine.shown(found.at + offset),
+            "rate": float(found.rate.sum()),
+            "rates": rate,
+            "baseline": float(found.rate.sum() - total.sum()),
+            "past_events": len(past),
+            "events": events,
+        }
+    )
