@@ -3,18 +3,24 @@
 VENV ?= .venv
 PYTHON ?=
 BENCH ?=
+# make serve: replayed seconds per second, and the port of the dashboard.
+SPEED ?= 600
+PORT ?= 8000
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs bench
+.PHONY: help demo serve test lint docs docs-serve dist bench
 
 help:  ## say what each verb does
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 14
 
 demo: $(STAMPS)/core  ## train on the embedded data beside three baselines and write demo/report.html
 	@$(BIN)/fourpoint demo
+
+serve: $(STAMPS)/serve  ## replay the embedded data to a live service with a dashboard (SPEED=600 PORT=8000)
+	@$(BIN)/python -m fourpoint.serve.demo --speed $(SPEED) --port $(PORT)
 
 test: lint  ## lint, then unit tests, laws, doctests and the README's code blocks
 	@$(BIN)/python -m pytest -q -n 2
@@ -25,8 +31,15 @@ lint: $(STAMPS)/dev  ## ruff, mypy and the direction of imports
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-docs: $(STAMPS)/dev  ## check the links of the documentation, compile its code blocks, run the README's
-	@$(BIN)/python -m pytest -q tests/test_docs.py
+docs: $(STAMPS)/docs  ## build the site into site/: run the tutorials, check links and code blocks
+	@$(BIN)/python -m pytest -q -n 2 tests/test_docs.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMPS)/docs  ## show the site at http://127.0.0.1:8000
+	@FOURPOINT_DOCS_REUSE=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+dist: $(STAMPS)/dist  ## build wheel and sdist, check them, install the wheel elsewhere and run the quick start
+	@$(BIN)/python scripts/check_dist.py
 
 bench: $(STAMPS)/bench  ## run every benchmark beside its peers and write docs/performance.md (BENCH="--quick": five minutes)
 	@$(BIN)/python benchmarks/run.py $(BENCH)
@@ -47,9 +60,23 @@ $(STAMPS)/core: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@$(PIP) -e .
 	@touch $@
 
+$(STAMPS)/serve: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Fourpoint and its service into $(VENV) (a minute or two the first time)"
+	@$(PIP) -e '.[serve]'
+	@touch $@ $(STAMPS)/core
+
 $(STAMPS)/dev: pyproject.toml constraints.txt | $(STAMPS)/venv
 	@echo "Installing Fourpoint and its test tools into $(VENV) (a minute or two the first time)"
 	@$(PIP) -e '.[dev]'
+	@touch $@ $(STAMPS)/core
+
+$(STAMPS)/docs: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@echo "Installing Fourpoint and the tools of its documentation into $(VENV) (a minute or two the first time)"
+	@$(PIP) -e '.[dev,docs]'
+	@touch $@ $(STAMPS)/core $(STAMPS)/dev
+
+$(STAMPS)/dist: pyproject.toml constraints.txt | $(STAMPS)/venv
+	@$(PIP) -e '.[dist]'
 	@touch $@ $(STAMPS)/core
 
 # A peer that cannot be installed here is left out, and the tables show it as missing.

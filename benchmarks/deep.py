@@ -94,7 +94,7 @@ def compare(record: Record, name: str, data: Dataset, given: argparse.Namespace)
         record.row(
             name,
             model,
-            **{"events/s": speed, "parameters": size, "deep-dapp is so many times as fast": beside},
+            **{"events/s": speed, "parameters": size, "deep-dapp is N times faster": beside},
         )
         print(
             f"{name:24}{model:22}{size:>9,} parameters{speed['median']:>10,.0f} events/s "

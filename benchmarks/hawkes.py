@@ -110,7 +110,7 @@ def compare(record: Record, events: int, repeats: int) -> None:
         beside = ratios(took[name], took["Fourpoint"]) if name != "Fourpoint" else None
         values = dict(zip(("mu", "alpha", "beta"), estimates, strict=True))
         less = {
-            "Fourpoint is so many times as fast": beside,
+            "Fourpoint is N times faster": beside,
             "log-likelihood less Fourpoint's": value - best,
         }
         record.row(part, name, seconds=took[name], **values, **less)
@@ -150,7 +150,7 @@ def calendar(record: Record, events: int, repeats: int) -> None:
     print(f"\n{part}: one sweep, seconds of the processor")
     for name, seconds in found.items():
         beside = ratios(seconds, found["Fourpoint"]) if name != "Fourpoint" else None
-        record.row(part, name, seconds=seconds, **{"Fourpoint is so many times as fast": beside})
+        record.row(part, name, seconds=seconds, **{"Fourpoint is N times faster": beside})
         factor = f", {beside['median']:,.0f} times the kernel's" if beside else ""
         print(f"{name:26}{seconds['median']:>10.5f}{factor}")
     apart = abs(values["Fourpoint"] - values["the same in plain Python"])

@@ -3,10 +3,12 @@ honest integral.
 
     python benchmarks/leaderboard.py --data DIR [--sets taxi stackoverflow_easytpp taobao] [--models
         deep-dapp easytpp-s2p2 nhp ...] [--seeds 3] [--budget 60] [--device cpu|cuda] [--jobs 1]
-        [--split test|dev] [--most EVENTS] [--peers DIR] [--output results.jsonl]
+        [--ray ADDRESS] [--split test|dev] [--most EVENTS] [--peers DIR] [--output results.jsonl]
 
 DIR holds Parquet files NAME.parquet with the splits train, dev and test. A cell is one (set, model,
-seed) and has a process and a CPU thread of its own, ``--jobs`` at a time: it is trained on `train`
+seed) and has a process and a CPU thread of its own, ``--jobs`` at a time, or as many as the Ray
+cluster at ``--ray`` has processors (data and this repository must be at the same place on every
+node; a cell whose node is lost is run again on another): it is trained on `train`
 for ``--budget`` seconds (fewer where a model's own recipe ends earlier), its weights are chosen on
 `dev`, and it is scored once on ``--split``, or on sequences of it that are drawn at random with
 about ``--most`` events, the same for all. What a process sets up once (kernels, caches) is not
@@ -51,10 +53,8 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of training")
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--ray", help="address of a Ray cluster: auto, local, HOST:PORT")
     parser.add_argument("--split", default="test", choices=("test", "dev"))
     parser.add_argument("--most", type=int, help="score about so many events; all by default")
     parser.add_argument("--peers", type=Path, help="folder that holds easy_tpp and what it imports")
@@ -129,15 +130,25 @@ def run_all(options: argparse.Namespace) -> None:
     done = {_key(row) for row in _read(options.output) if "failed" not in row}
     left = [cell for cell in cells if _key(cell) not in done]
     print(f"{len(cells)} cells, {len(cells) - len(left)} of them done before", flush=True)
-    lock, began = threading.Lock(), time.monotonic()
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for n, future in enumerate(
-            as_completed([pool.submit(_in_process, cell | places) for cell in left]), 1
-        ):
-            row = future.result()
-            with lock, options.output.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-            print(f"[{n}/{len(left)}, {time.monotonic() - began:.0f} s] {_said(row)}", flush=True)
+    from fourpoint.workers import Failure, open_executor
+
+    began = time.monotonic()
+    ended, waiting = 0, list(left)
+    gpus = 1.0 if options.device == "cuda" else 0.0
+    with open_executor(
+        _in_process, jobs=options.jobs, ray=options.ray, gpus=gpus, threads=True
+    ) as executor:
+        while waiting or executor.busy():
+            while waiting and executor.free() > 0:
+                executor.submit(waiting.pop(0) | places)
+            for cell, row in executor.wait():
+                if isinstance(row, Failure):
+                    row = {name: cell.get(name) for name in KEY} | dict(failed=row.reason)
+                with options.output.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+                ended += 1
+                passed = time.monotonic() - began
+                print(f"[{ended}/{len(left)}, {passed:.0f} s] {_said(row)}", flush=True)
 
 
 def run_cell(cell: Row) -> Row:

@@ -86,7 +86,7 @@ def compare(
     first = next(iter(speeds.values()))
     for name, speed in speeds.items():
         beside = ratios(first, speed)
-        record.row(part, name, **{"events/s": speed, "Fourpoint is so many times as fast": beside})
+        record.row(part, name, **{"events/s": speed, "Fourpoint is N times faster": beside})
         print(
             (
                 f"{name:32}{speed['median']:>12,.0f} events per second; ours "

@@ -98,9 +98,7 @@ def compare(
     lead = speeds.get("Fourpoint dapp")
     for name, speed in speeds.items():
         beside = ratios(lead, speed) if lead else None
-        record.row(
-            part, name, **{"events/s": speed, "Fourpoint dapp is so many times as fast": beside}
-        )
+        record.row(part, name, **{"events/s": speed, "Fourpoint dapp is N times faster": beside})
         print(
             f"{name:26}{speed['median']:12,.0f} events/s ({speed['min']:,.0f} to "
             f"{speed['max']:,.0f}){told(beside)}"

@@ -2,8 +2,9 @@
 test of the pins.
 
     python -m venv scratch
+    extras=fast,hub,tune,bench,dev,serve,postgres,redis,kafka,ray,docs,dist,browser
     scratch/bin/pip install --dry-run --ignore-installed --report report.json \
-        -c constraints.txt '.[fast,hub,tune,bench,dev]'
+        -c constraints.txt ".[$extras]"
     python scripts/lock.py report.json          # writes tests/reference/requirements.json
 
 Run it after a change of the dependencies, and pin in constraints.txt what `tests/test_pins.py`
