@@ -223,6 +223,13 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "bands",
         "influence",
         "interval_coverage",
+        "seismic",
+        "etas",
+        "brokers",
+        "serve",
+        "serve_faults",
+        "service_processes",
+        "scale",
     }
     scripts = {file.stem for file in (root / "benchmarks").glob("*.py")} - alone
     assert (

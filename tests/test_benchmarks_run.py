@@ -38,6 +38,7 @@ SHARED = (
     "run",
     "easytpp_training",
     "easytpp_models",
+    "service_processes",
 )  # what the benchmarks import
 PEERS = {
     "EasyTPP": "easy_tpp",
@@ -50,11 +51,18 @@ PEERS = {
 FORECASTERS = ("pandas", "prophet", "statsforecast", "statsmodels")
 ARGUMENTS = {
     "bands": "--quick --steps 1",
+    "brokers": (
+        "--only speed service redis outage --events 3000 --speed-events 600 --outage-events 600 "
+        "--entities 40 --workers 2 --changes 1 --outages 1 --rate 1000 --model hawkes --repeats 1"
+    ),
     "budget": "--budget 0.3 --sets calls --models dapp --seeds 1",
     "conformal": "--data {data} --sets taxi --model poisson --budget 1 --events 20",
     "costs": "--repeats 1",
     "counts": "--quick --paths 4",
     "deep": "--data {data} --sets taxi --rounds 1 --batch 2",
+    "etas": (
+        "--quick --data {data} --events 400 --catalogues 1 --sizes 200 300 --repeats 1 --days 2"
+    ),
     "exactness": "--gaps 40 --forecasts 2",
     "forecast_all": "--sequences 6 --plain 2 --paths 4 --seconds .05 --repeats 1",
     "gpu": "--quick --device cpu --data {data}",
@@ -72,7 +80,11 @@ ARGUMENTS = {
     "precision": "--quick",
     "reading": "--rows 400 --repeats 1",
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
+    "scale": ("--quick --parts steps --files 2 --sequences 12 --steps 1 --batch 4"),
     "scaling": "--quick --repeats 1",
+    "serve": "--quick",
+    "serve_faults": "--quick --faults kills-sqlite",
+    "seismic": "--quick",
     "streaming": (
         "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 "
         "--command-entities 3 --repeats 1 --burst 20 --singles 3"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import fourpoint as fp
-from fourpoint.events import Context, Dataset, Sequence
+from fourpoint.events import Context, Dataset, MarkSpace, Sequence
 from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.training.calendar import choose_effects, timestamp_step, tried_terms
@@ -46,6 +47,18 @@ def test_terms_that_are_there_are_chosen_and_no_others(seed: int) -> None:
     assert chosen(call_log(seed)) == ("hour", "weekday")
     assert chosen(call_log(seed, weekend=0.0)) == ("hour",)
     assert chosen(call_log(seed, hour=0.0, weekend=0.0)) == ()
+
+
+def test_fine_terms_need_events_of_each_type() -> None:
+    """With 8 types and 550 events of each the calendar of a comparison gained nothing, while the
+    hour alone gained .04 nats per event.
+    """
+    data = call_log(0, days=40)
+    assert {"weekhour", "quarterhour"} <= set(tried_terms(data))
+    types = MarkSpace(tuple("abcdefgh"))
+    ids = np.random.default_rng(0).integers(0, 8, data.events).astype(data.mark_ids.dtype)
+    many = replace(data, marks=types, mark_ids=ids)
+    assert tried_terms(many) == ["hour", "weekday", "week", "trend"]
 
 
 def test_an_outage_is_found_and_nothing_else() -> None:

@@ -114,7 +114,7 @@ def test_what_does_not_go_together_is_refused(place: Path) -> None:
         (("--all", "--quantiles", "a,b", *out), "--quantiles"),
         (("--all", "--by", "0h", *out), "0h"),
         (("--all", "--by", "1x", *out), "a unit of time"),
-        (("--all", "--at", 11, *out), "at=11"),
+        (("--all", "--at", -1, *out), "at=-1"),
         (("--all", "--at", "2025-01-01", *out), "no dates"),
         (("--all", "--paths", 0, *out), "paths=0"),
         (("--all", "--by", "1h", "--group-by", "x", "--time", "no", *out), "no"),

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from fourpoint.cli.main import app
 from fourpoint.data.readers import write
 from fourpoint.data.synthetic import simulate
-from fourpoint.events import Box, Dataset, MarkSpace, Sequence
+from fourpoint.events import Box, Context, Dataset, MarkSpace, Sequence, Steps
 from fourpoint.inference.branching import branching_ratios
 from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SpatialHawkes, SplinePoisson
+from fourpoint.models.effects import effects_of
 from fourpoint.storage.checkpoints import about, restore, save
+from fourpoint.training.closed_forms import CALENDAR
 from fourpoint.training.fitting import fit
+from fourpoint.training.run import explosive
 
 PLACE = Box(("x",), (0.0,), (1.0,))
 TRUE = [[0.5, 0.05], [0.3, 0.2]]  # offspring of type a and b, from a and from b
@@ -66,6 +71,66 @@ def test_a_network_still_keeps_a_tenth() -> None:
     done = fit(model, data, steps=2, validate_every=1, progress=False)
     assert all(math.isfinite(row["dev_log_likelihood"]) for row in done.history)
     assert len(model.trained_on.train) == 27 and len(model.trained_on.dev) == 3
+
+
+def dated(sequences: list[NDArray[np.float64]], days: float) -> Dataset:
+    """Logs in days that begin on a Monday at midnight."""
+    origin = np.full(len(sequences), 1_735_516_800.0)
+    made = [Sequence(t, start=0.0, stop=days, id=f"s{i}") for i, t in enumerate(sequences)]
+    data = Dataset.from_sequences(made, unit="days")
+    return replace(data, context=Context(origin=origin))
+
+
+def test_a_closed_form_that_is_returned_knows_the_last_days() -> None:
+    """The last tenth was kept for the choice, and its level was missing from every forecast."""
+    rng = np.random.default_rng(2)
+    times = np.sort(rng.uniform(0, 40, 800))
+    late = np.sort(np.concatenate([times, rng.uniform(36, 40, 400)]))
+    data = dated([late], 40.0)
+    model = DAPP(heads=1, features=2, eval_features=4, generator=(2,), knots=2)
+    done = fit(model, data, steps=1, validate_every=1, calendar="none", progress=False)
+    if not isinstance(done.model, Poisson | Hawkes):
+        pytest.fail(f"a closed form was expected: {done.notes}")
+    direct = type(done.model)()
+    direct.maximum_likelihood(data)
+    for name, value in done.model.state_dict().items():
+        assert np.array_equal(value.numpy(), direct.state_dict()[name].numpy()), name
+    assert any("fitted again to all of the data" in note for note in done.notes)
+    assert done.model.trained_on is not None and len(done.model.trained_on.train) == 1
+
+
+def test_models_are_chosen_on_dequantised_times() -> None:
+    """In whole minutes a Hawkes process gained on dev by events that share a minute."""
+    rng = np.random.default_rng(3)
+    hours = np.arange(0.0, 45 * 24, 1 / 60)
+    rate = 6 * np.exp(0.8 * np.cos(2 * np.pi * hours / 24)) / 60
+    times = np.repeat(hours, rng.poisson(rate)) / 24
+    model = DAPP(heads=1, features=2, eval_features=4, generator=(2,), knots=2)
+    done = fit(model, dated([times], 45.0), steps=1, calendar="hour", progress=False)
+    poisson, hawkes = done.closed_forms[CALENDAR], done.closed_forms["hawkes"]
+    assert hawkes < poisson + 0.003  # 0.011 more before
+    assert np.isfinite(poisson)
+
+
+@pytest.mark.parametrize("covariates", [False, True])
+def test_a_calendar_or_covariates_of_short_sequences_are_not_explosive(covariates: bool) -> None:
+    """The search for explosive paths had no dates and no covariates, and took the error for an
+    explosion: a constant rate was returned.
+    """
+    rng = np.random.default_rng(4)
+    day = [np.sort(rng.uniform(0.3, 0.7, 30)) for _ in range(28)]
+    data = dated(day, 1.0)
+    known = data.context
+    assert known is not None
+    if covariates:
+        steps = Steps(("x",), np.zeros(28), rng.normal(size=(28, 1)), np.arange(29))
+        data = replace(data, context=replace(known, covariates=steps))
+    else:
+        data = replace(data, context=Context(origin=known.origin + 86400.0 * np.arange(28)))
+    model = Poisson()
+    model.add_effects(effects_of(data, ("hour",)))
+    model.maximum_likelihood(data)
+    assert explosive(model, data) == ""
 
 
 def test_the_command_fits_a_closed_form_to_all_of_the_data(tmp_path: Path) -> None:

@@ -147,6 +147,37 @@ def test_types_that_excite_each_other() -> None:
     assert "Which type excites which adds" in " ".join(found.sentences)
 
 
+def test_patients_whose_rates_differ_do_not_cluster() -> None:
+    """Independent visits, but a factor of 0.2 to 3 between patients: a Hawkes process alone found
+    that 30% of visits follow from earlier ones, a year later.
+    """
+    random = np.random.default_rng(2)
+    rates = random.gamma(1.0, 4.0, 250)
+    visits = [
+        Sequence(np.sort(2.0 * random.random(random.poisson(2.0 * rate))), start=0.0, stop=2.0)
+        for rate in rates
+    ]
+    data = Dataset.from_sequences(visits)
+    found = compare(data, "poisson,frailty,hawkes", time_budget=AMPLE, progress=False)
+    assert [step.name for step in found.steps] == ["constant", "frailty", "excitation"]
+    assert found.recommended == "frailty" and not found.clustering_beyond_calendar
+    said = " ".join(found.sentences)
+    assert "A rate of its own for every sequence adds +" in said
+    assert "no clustering beyond chance and the differences between sequences" in said
+    drawn = fp.sample(fp.Hawkes(baseline=2.0, branching=0.5, decay=20.0), 0.0, 2.0, 250, seed=1)
+    again = compare(drawn, "poisson,frailty,hawkes", time_budget=AMPLE, progress=False)
+    assert again.recommended == "excitation" and again.clustering_beyond_calendar
+
+
+def test_events_that_were_recorded_twice_are_told() -> None:
+    random = np.random.default_rng(5)
+    minutes = np.unique(random.integers(0, 4 * 1440, 240)).astype(float)
+    twice = np.sort(np.concatenate([minutes, minutes[::4]]))
+    found = compare(log_of(twice, 4), CLOSED, time_budget=AMPLE, progress=False)
+    assert found.clustering_beyond_calendar
+    assert any("may have been recorded twice" in note for note in found.notes)
+
+
 def test_covariates_are_a_step_of_their_own() -> None:
     random = np.random.default_rng(1)
     hours = np.arange(240.0)

@@ -282,7 +282,7 @@ def test_the_time_scale_is_the_mean_gap_and_is_said() -> None:
         float(model.time_scale) == pytest.approx(data.gaps.mean())
         and float(model.rate.baseline.length) == 20.0
     )
-    assert f"time scale: {data.gaps.mean():.4g} time units (the mean gap)" in notes
+    assert f"time scale: {data.gaps.mean():.3g} units of time (the mean gap)" in notes
 
 
 def test_data_without_gaps_still_has_a_time_scale() -> None:

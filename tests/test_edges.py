@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fourpoint as fp
-from fourpoint.models import MODELS
+from fourpoint.models import CATALOGUE, MODELS
 
 BOX = fp.Box(("x", "y"), (0.0, 0.0), (1.0, 1.0))
 PAPER: dict[str, Any] = dict(features=4, eval_features=8, generator=(4,), width=2)
@@ -46,6 +46,8 @@ def tiny(name: str) -> Any:
     """A small model of that name for two types of events, with places where it needs them."""
     if name == "self-correcting":
         return MODELS[name]().eval()  # it has one type
+    if name in CATALOGUE:
+        return MODELS[name](fp.MarkSpace(box=BOX), distance=0.1).eval()
     space = fp.MarkSpace(("a", "b"), box=BOX if name.startswith("spatial-") else None)
     return MODELS[name](marks=space, **TINY.get(name, {})).eval()
 

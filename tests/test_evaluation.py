@@ -17,7 +17,7 @@ from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.inference.evaluation import MIDPOINTS, Report, device_of, evaluate, intensity
 from fourpoint.inference.goodness import goodness_of_fit
 from fourpoint.inference.likelihood import log_likelihood
-from fourpoint.models import DAPP, MODELS, Hawkes, Poisson
+from fourpoint.models import CATALOGUE, DAPP, MODELS, Hawkes, Poisson
 from fourpoint.reproduce.experiments import first_matters
 from fourpoint.reproduce.tabled import tabled
 
@@ -169,7 +169,7 @@ def test_a_report_prints_as_a_table() -> None:
     assert f"{report.to_dict()['log_likelihood_per_event']:.4f}" in text
 
 
-CPU_ONLY = ("hawkes", "modulated-hawkes", "spatial-hawkes", "spatial-dapp")
+CPU_ONLY = ("hawkes", "modulated-hawkes", "spatial-hawkes", "spatial-dapp", *CATALOGUE)
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name not in CPU_ONLY])

@@ -72,6 +72,18 @@ def test_coverage_of_the_next_event() -> None:
     assert np.mean(inside) == pytest.approx(0.9, abs=3 * np.sqrt(0.09 / 120))
 
 
+def test_a_forecast_between_times_after_the_end() -> None:
+    """ "How many next Tuesday from 14 to 18 h": what happens before is part of the futures."""
+    s = Sequence([1.0, 4.9], start=0.0, stop=5.0)
+    whole = forecast(HAWKES, s, horizon=6.0, paths=400, windows=3, seed=1)
+    part = forecast(HAWKES, s, horizon=4.0, paths=400, windows=2, seed=1, at=7.0)
+    np.testing.assert_allclose(part.counts.edges, [7.0, 9.0, 11.0])
+    np.testing.assert_array_equal(part.counts.total_mean, whole.counts.total_mean[1:])
+    assert part.at == 5.0 and part.next_event.median == whole.next_event.median
+    assert "events are known until 5; what happens from then to 7 is simulated" in part.notes
+    assert "Forecast from 7 to 11" in str(part)
+
+
 def test_only_the_past_counts() -> None:
     s = Sequence([1.0, 2.0, 2.5, 3.5], start=0.0, stop=5.0)
     changed = Sequence([1.0, 2.0, 4.0], start=0.0, stop=5.0)
@@ -188,7 +200,7 @@ def test_wrong_calls_are_refused() -> None:
     for horizon in (0.0, -1.0, np.nan, np.inf):
         with pytest.raises(UserError, match=f"expected a positive horizon; received {horizon}"):
             forecast(HAWKES, s, horizon)
-    for at in (-0.1, 2.5):
+    for at in (-0.1, np.inf):
         with pytest.raises(
             UserError,
             match=rf"expected a time inside the window \[0, 2\] of sequence 0; received at={at}",

@@ -431,6 +431,22 @@ def test_files_are_written_whole_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.csv", "a.parquet"]
 
 
+@pytest.mark.parametrize("name", ["poisson", "hawkes", "dapp", "nhp"])
+def test_tables_of_intervals_after_the_end(name: str) -> None:
+    """The futures are those of a forecast from the end; the intervals before ``at`` are left
+    out.
+    """
+    torch.manual_seed(0)
+    small = {"features": 4, "eval_features": 8} if name == "dapp" else {}
+    model = MODELS[name](**small).double().eval()
+    data = Dataset.from_sequences([Sequence([1.0, 2.5], start=0.0, stop=3.0, id="a")])
+    whole = forecasts(model, data, horizon=4.0, by=2.0, paths=50)
+    part = forecasts(model, data, horizon=2.0, by=2.0, at=5.0, paths=50)
+    assert part.column("start").to_pylist() == [5.0]
+    for column in ("mean", "q05", "q95", "p_any"):
+        assert part.column(column).to_pylist() == whole.column(column).to_pylist()[1:]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -439,7 +455,7 @@ def test_files_are_written_whole_in_parts(tmp_path: Path, monkeypatch: pytest.Mo
         ({"horizon": "3x"}, "a unit of time"),
         ({"horizon": 1.0, "by": 0.0}, "intervals of positive length"),
         ({"horizon": 1.0, "by": 1e-9}, "intervals"),
-        ({"horizon": 1.0, "at": 11.0}, r"inside the window \[0, 10\] of sequence s0"),
+        ({"horizon": 1.0, "at": -1.0}, r"inside the window \[0, 10\] of sequence s0"),
         ({"horizon": 1.0, "at": "2025-01-01"}, "as a number"),
         ({"horizon": 1.0, "paths": 0}, "at least one path"),
         ({"horizon": 1.0, "quantiles": (0.5, 1.0)}, "between 0 and 1"),

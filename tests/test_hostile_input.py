@@ -24,7 +24,7 @@ from fourpoint.data.inspecting import inspect
 from fourpoint.events import EventDataError, UserError
 from fourpoint.inference.likelihood import check_memory
 from fourpoint.memory import set_memory_limit
-from fourpoint.models import MODELS
+from fourpoint.models import CATALOGUE, MODELS
 from fourpoint.ops.periodogram import coarse_resolution
 
 
@@ -288,7 +288,7 @@ def test_branching_ratios_of_all_pairs_are_refused_before_they_are_made(
     [
         name
         for name in MODELS
-        if "hawkes" not in name and name not in ("self-correcting", "deep-dapp")
+        if "hawkes" not in name and name not in ("self-correcting", "deep-dapp", *CATALOGUE)
     ],
 )
 def test_rates_of_all_types_are_refused_before_they_are_computed(

@@ -33,8 +33,11 @@ from fourpoint.models import (
     SplinePoisson,
 )
 from fourpoint.models.effects import effects_of
+from fourpoint.models.etas import ETAS
+from fourpoint.models.power_law_hawkes import PowerLawHawkes
 from fourpoint.models.spatial.dapp import SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
+from fourpoint.models.spatial.seismic_dapp import SeismicDAPP
 from fourpoint.storage.checkpoints import restore, save
 
 ORIGIN = 1736125200.0  # an hour before midnight on a Sunday
@@ -127,6 +130,11 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "deep-clock": lambda marks: DeepDAPP(marks, layers=1, width=6, modes=3),
     "poisson-box": lambda marks: Poisson(boxed(marks), cells=3),
     "spline-poisson-box": lambda marks: SplinePoisson(boxed(marks), knots=4),
+    "power-law": PowerLawHawkes,
+    "etas": lambda marks: ETAS(marks, taper=None),
+    "etas-taper": lambda marks: ETAS(marks, p=0.9, taper=3.0),
+    "etas-box": lambda marks: ETAS(boxed(marks), distance=0.5),
+    "seismic-box": lambda marks: SeismicDAPP(boxed(marks), distance=0.5),
     "hawkes-box": lambda marks: SpatialHawkes(boxed(marks), cells=2),
     "dapp-box": lambda marks: SpatialDAPP(
         boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
@@ -162,10 +170,14 @@ CASES = [
     for name in BUILD
     if "-box" not in name
     for marks in (1, 3)
-    if (name, marks) != ("self-correcting", 3)
+    if marks == 1 or name not in ("self-correcting", "etas", "etas-taper")
 ]
 BOXED = [
-    (name, marks) for name in BUILD if "-box" in name for marks in (1, 3)
+    (name, marks)
+    for name in BUILD
+    if "-box" in name
+    for marks in (1, 3)
+    if marks == 1 or name not in ("etas-box", "seismic-box")
 ]  # models of events with places
 every_model = pytest.mark.parametrize(
     ("name", "marks"), CASES + BOXED, ids=[f"{name}-{marks}" for name, marks in CASES + BOXED]

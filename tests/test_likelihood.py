@@ -16,10 +16,15 @@ from torch import Tensor
 from variants import without_closed_form
 
 from fourpoint.data.synthetic import PROCESSES, process, simulate
-from fourpoint.events import Batch, Dataset, Sequence, UserError
+from fourpoint.events import Batch, Context, Dataset, Sequence, UserError
 from fourpoint.inference import likelihood
 from fourpoint.inference.evaluation import evaluate
-from fourpoint.inference.likelihood import log_likelihood, log_likelihoods, sampled_log_likelihood
+from fourpoint.inference.likelihood import (
+    gap_log_likelihoods,
+    log_likelihood,
+    log_likelihoods,
+    sampled_log_likelihood,
+)
 from fourpoint.models import (
     DAPP,
     NHP,
@@ -35,6 +40,7 @@ from fourpoint.models import (
 from fourpoint.models.base import PointProcess
 from fourpoint.models.bumps import Bumps
 from fourpoint.models.deep_layer import DeepHistory
+from fourpoint.models.effects import EffectsSpec
 
 
 def ragged(marks: int = 1, seed: int = 0, lengths: tuple[int, ...] = (30, 3, 0, 17, 8)) -> Dataset:
@@ -518,3 +524,26 @@ def test_five_calls_lead_from_evaluate_to_the_rate(
     assert longest
     for calls in longest:
         assert len(calls) <= 3, calls  # then total_intensity, and log_intensity at most
+
+
+def test_jumps_of_the_calendar_do_not_hide_in_the_rounding_of_dates() -> None:
+    """Many quiet customers over a year, with a rate for each day of the week: the limit at midnight
+    from the left was looked at so near to it that seconds since 1970 were rounded to midnight, and
+    integrals seemed unsettled.
+    """
+    random = np.random.default_rng(0)
+    origin = 1_735_689_600.0
+    known = Context(origin=np.array([origin]))
+    quiet = [
+        Sequence(np.sort(365 * random.random(3)), start=0.0, stop=365.0, context=known)
+        for _ in range(200)
+    ]
+    data = Dataset.from_sequences(quiet, unit="days")
+    model = Poisson()
+    model.add_effects(EffectsSpec(("weekday", "trend"), seconds=86400.0, trend=(origin, 3e7, 1.0)))
+    assert model.effects is not None
+    with torch.no_grad():
+        model.log_rate.fill_(-4.8)
+        model.effects.weight.copy_(torch.linspace(-0.8, 0.8, len(model.effects.weight))[:, None])
+    _, over_gaps = gap_log_likelihoods(model, data.batch(list(range(200))), tolerance=1e-5)
+    assert float(over_gaps.sum(1).std()) < 1e-6  # all customers have the same window

@@ -13,7 +13,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("fast", "hub", "tune", "bench", "dev")
+EXTRAS = (
+    *("fast", "hub", "tune", "bench", "dev"),
+    *("serve", "postgres", "redis", "kafka", "ray", "csep", "docs", "dist", "browser"),
+)
 OF_TORCH = (
     "nvidia-",
     "cuda-",

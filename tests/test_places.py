@@ -25,7 +25,7 @@ from fourpoint.inference.likelihood import (
     sampled_log_likelihood,
 )
 from fourpoint.inference.sampling import sample_paths
-from fourpoint.models import MODELS, Poisson, SpatialDAPP, SpatialHawkes
+from fourpoint.models import CATALOGUE, MODELS, Poisson, SpatialDAPP, SpatialHawkes
 from fourpoint.models.base import PLACED
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
@@ -257,7 +257,7 @@ def test_inspect_takes_longitude_and_latitude_for_a_place_and_read_says_so(
 # ---------------------------------------------------------------------- models
 
 
-@pytest.mark.parametrize("name", [n for n in MODELS if n not in PLACED])
+@pytest.mark.parametrize("name", [n for n in MODELS if n not in (*PLACED, *CATALOGUE)])
 def test_models_without_a_box_refuse_one_and_name_those_that_take_it(name: str) -> None:
     with pytest.raises(
         UserError,

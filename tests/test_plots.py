@@ -5,13 +5,16 @@ belong together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 from fourpoint.events import UserError
+from fourpoint.events.dates import Dates
 from fourpoint.plots import charts as plots
+from fourpoint.plots.charts import intensity_plot, plot_style
+from fourpoint.plots.forecast import counts_plot
 
 
 @pytest.fixture(autouse=True)
@@ -135,3 +138,29 @@ def test_lengths_that_differ_are_refused() -> None:
         plots.intensity_plot(T, [1.0, 2.0, 3.0])
     with pytest.raises(UserError, match="one weight per past event"):
         plots.attention_plot(EVENTS, [1.0])
+
+
+@pytest.mark.parametrize(("style", "width", "size"), [("paper", 3.4, 8.0), ("slides", 11.0, 17.0)])
+def test_a_style_sets_the_width_and_the_letters(
+    style: Literal["paper", "slides"], width: float, size: float
+) -> None:
+    with plot_style(style):
+        ax = intensity_plot([0.0, 1.0], [1.0, 2.0], unit="h")
+    assert float(ax.figure.get_size_inches()[0]) == width
+    assert ax.xaxis.label.get_size() == size
+    assert intensity_plot([0.0, 1.0], [1.0, 2.0]).figure.get_size_inches()[0] == 10
+
+
+def test_an_unknown_style_is_refused() -> None:
+    unknown: Any = "poster"
+    with pytest.raises(UserError, match="a style among screen, paper, slides"), plot_style(unknown):
+        pass
+
+
+def test_counts_and_rates_show_dates() -> None:
+    dates = Dates(1748908800.0, "hours", "Europe/Berlin")
+    for ax in (
+        counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], dates=dates),
+        intensity_plot([0.0, 2.0], [1.0, 2.0], dates=dates),
+    ):
+        assert ax.get_xlabel() == "local time (Europe/Berlin)"

@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import fourpoint
+from fourpoint import workers
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.inference.evaluation import evaluate, intensity
@@ -109,7 +110,7 @@ def test_where_time_is_up_nothing_is_begun_and_what_runs_is_stopped_without_a_re
         [Cell("fit", "nhp", f"asleep {tmp_path / 'begun'}", 0)],
         tmp_path / "begun",
         [],
-        running.wait,
+        workers.wait,
     )
 
     def time_is_up(pipes: list[Connection], limit: float) -> list[Any]:
@@ -121,7 +122,7 @@ def test_where_time_is_up_nothing_is_begun_and_what_runs_is_stopped_without_a_re
         return real(pipes, 0.0)
 
     monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: 1000.0))
-    monkeypatch.setattr(running, "wait", time_is_up)
+    monkeypatch.setattr(workers, "wait", time_is_up)
     assert (
         run_cells(
             asleep,

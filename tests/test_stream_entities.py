@@ -296,13 +296,13 @@ def test_a_store_left_by_a_killed_process_is_whole(tmp_path: Path) -> None:
 
     script = (
         "import os, sys, signal, numpy as np\n"
-        "from fourpoint.streaming.store import Store, _packed\n"
+        "from fourpoint.streaming.store import Store, pack_entity\n"
         "store = Store(sys.argv[1], durable=True)\n"
         "store.write([('a', {}, {'x': np.ones(3)})], {'feed': b'one'})\n"
         "store.write([('b', {}, {'x': np.ones(3)})], {'feed': b'two'})\n"
         "store._writing.execute('BEGIN IMMEDIATE')\n"
         "store._writing.execute('INSERT OR REPLACE INTO entities VALUES (?, ?, ?)', "
-        "_packed('c', {}, {'x': np.ones(9)}))\n"
+        "pack_entity('c', {}, {'x': np.ones(9)}))\n"
         "store._writing.execute('PRAGMA cache_spill = 1')\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

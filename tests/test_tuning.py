@@ -41,6 +41,7 @@ def quick(monkeypatch):
         budgets.append(time_budget)
         clock.now += time_budget
         others.pop("baselines")
+        others.pop("epochs")
         return real(
             *(model, train, dev),
             **others,
@@ -61,6 +62,11 @@ def test_the_first_fit_is_the_model_as_it_is_and_the_result_is_not_worse(parts, 
     assert found.tried[0].kind == "default" and found.tried[0].settings == {}
     assert found.best.score >= found.default.score and found.gain >= 0
     kinds = [one.kind for one in found.tried]
+    assert found.tried[1].kind == "trial" and found.tried[1].settings == {}
+    for one in found.tried[2:-1]:
+        others = [other.settings for other in found.tried[1 : found.tried.index(one)]]
+        changes = [len(one.settings.items() - other.items()) for other in others]
+        assert min(changes) <= tuning.CHANGES
     assert kinds.count("trial") >= 4 and kinds.count("final") == 1 and kinds[-1] == "final"
     # A third for the first, a sixteenth for each trial, the rest for the last; never more in all.
     assert quick[0] == 16.0 and set(quick[1:-1]) == {3.0}
@@ -109,15 +115,14 @@ def test_a_journal_of_another_search_is_refused(parts, tmp_path, quick):
 
 
 def test_a_trial_below_the_median_ends_early(parts, tmp_path, quick):
-    search = tuning._Search("rmtpp", *parts, 48.0, tmp_path, "none", "cpu", 0, False)
-    search.curves = [[0.0] * 20, [1.0] * 20, [2.0] * 20, [3.0] * 20]
+    curves = tuple((score,) * 20 for score in (0.0, 1.0, 2.0, 3.0))
     curve = []
-    keep_going = search._promising(curve)
+    keep_going = tuning._promising(curve, curves)
     assert keep_going(0.1, 2.5)
     assert len(curve) == 3
     assert not keep_going(0.5, 1.5)
-    search.curves = search.curves[:3]
-    assert keep_going(0.5, -9.0)  # too few to compare with
+    few = tuning._promising([], curves[:3])
+    assert few(0.5, -9.0)  # too few to compare with
 
 
 @pytest.mark.parametrize("name", sorted(tuning.SPACES))
