@@ -32,7 +32,7 @@ TRUTHS = {
 
 def lively(name: str) -> Any:
     """The model of the laws, with attention strong enough to matter."""
-    model = build(name, 1 if name == "self-correcting" else 3)
+    model = build(name, 3 if (name, 3) in CASES + BOXED else 1)
     if isinstance(model, DAPP):
         with torch.no_grad():
             model.value_weight *= 3.0

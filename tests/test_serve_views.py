@@ -250,6 +250,7 @@ def test_answers_are_used_again_while_no_event_comes(
     from fourpoint.serve import views
 
     monkeypatch.setitem(views.AGE, "history", (1e9, 0.0))
+    monkeypatch.setattr(views, "REST", 0.0)
     served.service.submit([{"time": 1.0, "entity": "a", "mark": "call"}]).result()
     calls = []
     plain = views.picture

@@ -36,8 +36,9 @@ Change = Callable[[dict[str, Any], dict[str, torch.Tensor]], object]
 
 
 def new(name: str) -> Any:
-    names = () if name == "self-correcting" else ("a", "b")
-    marks = MarkSpace(names, AXES if name.startswith("spatial-") else None)
+    names = () if name in ("self-correcting", "etas", "seismic-dapp") else ("a", "b")
+    placed = name.startswith("spatial-") or name == "seismic-dapp"
+    marks = MarkSpace(names, AXES if placed else None)
     return MODELS[name](marks, **SMALL.get(name, {}))
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sessions import LONGEST, session
 
 import fourpoint as fp
 from fourpoint.data.synthetic import simulate
@@ -21,7 +22,8 @@ from fourpoint.events.draws import RowGenerator, uniform_rows
 from fourpoint.training.team import Team
 
 FIT = (
-    "--set steps=12 --set validate_every=4 --set batch_size=16 --set baselines=false --set heads=2"
+    "--set steps=120 --set validate_every=20 --set batch_size=16 --set baselines=false "
+    "--set heads=2 --set patience=99"
 )
 
 
@@ -76,21 +78,21 @@ def test_two_processes_have_the_curve_of_one_also_where_one_is_killed(
     alone = subprocess.run(_command(data, tmp_path / "one", *FIT.split()), capture_output=True)
     assert alone.returncode == 0, alone.stderr.decode()
     words = _command(data, tmp_path / "two", "--processes", "2", *FIT.split())
-    together = subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
-    )
     history = tmp_path / "two" / "history.csv"
-    killed = False
-    while together.poll() is None:
-        if not killed and history.is_file() and len(history.read_text().splitlines()) > 3:
-            victim = next(iter(_workers(together.pid)), None)
-            if victim is not None:
-                os.kill(victim, signal.SIGKILL)
-                killed = True
-        time.sleep(0.02)
-    out, errors = together.communicate()
-    assert together.returncode == 0, errors.decode()
-    assert killed and b"saved dapp" in out and b"resumed at step" in errors
+    with session(words) as together:
+        until = time.monotonic() + LONGEST
+        killed = False
+        while together.process.poll() is None and not killed and time.monotonic() < until:
+            # A checkpoint follows each row; five of the six validations are still to come.
+            if history.is_file() and len(history.read_text().splitlines()) > 1:
+                victim = next(iter(_workers(together.process.pid)), None)
+                if victim is not None:
+                    os.kill(victim, signal.SIGKILL)
+                    killed = True
+            time.sleep(0.005)
+        assert together.wait() == 0, together.stderr
+        assert killed and "saved dapp" in together.stdout
+        assert "resumed at step" in together.stderr
     np.testing.assert_allclose(_curve(tmp_path / "two"), _curve(tmp_path / "one"), atol=1e-4)
     about = [json.loads((tmp_path / name / "model.json").read_text()) for name in ("one", "two")]
     assert about[0]["about"]["best_step"] == about[1]["about"]["best_step"]

@@ -34,6 +34,7 @@ from fourpoint.training.fitting import (
     fit,
 )
 from fourpoint.training.run import COLUMNS, Recipe, Run
+from fourpoint.training.sources import InMemory
 from fourpoint.training.steps import Steps
 
 SMALL: dict[str, Any] = dict(heads=2, features=4, eval_features=8, generator=(4,), knots=3)
@@ -53,6 +54,11 @@ SHORT: dict[str, Any] = dict(
 
 def data() -> Dataset:
     return simulate("hawkes", 60, seed=1)
+
+
+def _counted(recipe: Recipe, train: Dataset) -> Recipe:
+    source = InMemory(train, recipe.batch_size, recipe.mixed, seed=3)
+    return _in_full(recipe, source, often=True)
 
 
 def tiny(**settings: Any) -> DAPP:
@@ -468,7 +474,7 @@ def test_steps_on_resident_data_are_plain_steps() -> None:
     for kind in (Steps, CapturedSteps):
         model, train = RMTPP(hidden=4), data()
         model.initialise(train)
-        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+        recipe = _counted(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
         steps = kind(
             run,
@@ -528,7 +534,7 @@ def test_steps_show_events_inside_their_ticks(
     for tick in (1.0, 1.0, 0.0):
         model = RMTPP(hidden=4)
         model.initialise(train)
-        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 2, "steps": 2}), train, 0)
+        recipe = _counted(Recipe(**{**RECIPE, "batch_size": 2, "steps": 2}), train)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
         run.resolution = tick
         steps = kind(run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window")
@@ -547,7 +553,7 @@ def test_a_loss_on_resident_data_that_is_not_finite_names_its_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, train = RMTPP(hidden=4), data()
-    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+    recipe = _counted(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train)
     run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
     steps = CapturedSteps(
         run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
@@ -612,7 +618,7 @@ def test_a_first_guess_is_left_for_something_better() -> None:
 
 def test_a_step_too_large_for_the_device_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     model, train = RMTPP(hidden=4), data()
-    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+    recipe = _counted(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train)
     run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
     steps = CapturedSteps(
         run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
@@ -642,7 +648,7 @@ def test_a_batch_that_does_not_fit_is_taken_in_parts(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(training_steps, "sampled_log_likelihood", room_for_few)
         model = RMTPP(hidden=4, seed=0)
         model.initialise(train)
-        recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train, 0)
+        recipe = _counted(Recipe(**{**RECIPE, "batch_size": 16, "steps": 6}), train)
         run = Run(model, train, train, None, 3, recipe, dict(convention="window"))
         steps = CapturedSteps(
             run, torch.optim.AdamW(_groups(model, recipe), fused=True), recipe, "window"
@@ -683,7 +689,7 @@ def test_steps_of_deep_dapp_do_not_depend_on_the_number_of_threads() -> None:
     not show how many.
     """
     train, before, found = simulate("hawkes", 80), torch.get_num_threads(), []
-    recipe = _in_full(Recipe(**{**RECIPE, "batch_size": 80, "steps": 2}), train, 0)
+    recipe = _counted(Recipe(**{**RECIPE, "batch_size": 80, "steps": 2}), train)
     for threads in (1, 2):
         model = DeepDAPP(layers=1, width=32, modes=8)
         model.initialise(train)

@@ -6,11 +6,11 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from sessions import session
 
 from fourpoint.errors import UserError
 from fourpoint.workers import Failure, Numbered, open_executor, run_all
@@ -64,8 +64,7 @@ def forecast(name, *more):
     words = ["forecast", model, data, "--all", "--horizon", "2", "--paths", "8", "-o"]
     return [sys.executable, "-m", "fourpoint", *words, folder + name, *more]
 
-done = subprocess.run(forecast("/ray.parquet", "--ray", cluster.address), capture_output=True)
-assert done.returncode == 0, done.stderr.decode()
+subprocess.run(forecast("/ray.parquet", "--ray", cluster.address), check=True, timeout=200)
 
 import ray
 from fourpoint.workers import open_executor
@@ -119,9 +118,9 @@ def test_a_ray_cluster_gives_the_numbers_of_local_processes_and_outlives_a_node(
     words = [sys.executable, "-W", "ignore", "cluster.py", "model", "events.parquet", "."]
     places = [str(tmp_path), *sys.path]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(places), "RAY_DISABLE_IMPORT_WARNING": "1"}
-    found = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
-    told = json.loads(found.stdout.strip().splitlines()[-1])
+    with session(words, cwd=tmp_path, env=env) as ran:
+        assert ran.wait() == 0, ran.stderr
+        told = json.loads(ran.stdout.strip().splitlines()[-1])
     assert told == {"killed": True, "found": [[i, i**2] for i in range(6)]}
     model = fp.restore(tmp_path / "model")
     expected = fp.forecasts(model, fp.read(data), 2.0, paths=8)

@@ -17,7 +17,9 @@ import os
 import re
 import secrets
 import select
+import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -112,6 +114,29 @@ def make_folder(folder: str | os.PathLike[str]) -> Path:
     for made in reversed(missing):
         sync_folder(made.parent)
     return folder
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A draft of the folder ``target``, which gets its name when the block ends without an error
+    and is removed otherwise. ``target`` must not exist, and its parent must.
+
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with new_folder(Path(place) / "made") as draft:
+    ...         _ = (draft / "a.txt").write_text("one")
+    ...     sorted(path.name for path in Path(place).rglob("*"))
+    ['a.txt', 'made']
+    """
+    parent = target.absolute().parent
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        sync_folder(draft)
+        draft.rename(target)
+        sync_folder(parent)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_all(file: int, content: bytes) -> None:

@@ -12,8 +12,6 @@ Only one bucket, and the rows that wait to be written to the others, are in memo
 from __future__ import annotations
 
 import hashlib
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from fourpoint.atomic import new_folder
 from fourpoint.data.event_files import columns_of_files, in_frame
 from fourpoint.data.opened import Table, row_number
 from fourpoint.data.parquet_files import Store
@@ -91,8 +90,7 @@ def partition(
     count = files or max(1, min(MOST_BUCKETS, -(-store.rows // BUCKET)))
     if not 1 <= count <= MOST_BUCKETS:
         raise UserError(f"from 1 to {MOST_BUCKETS} files", f"{count}", "Choose another number.")
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.absolute().parent))
-    try:
+    with new_folder(target) as draft:
         columns = shared.columns(store)
         buckets = _Buckets(draft, count)
         for number in range(len(store.groups)):
@@ -112,10 +110,6 @@ def partition(
             write(data, draft / f"part-{number:05d}.parquet")
             sequences += len(data)
             events += data.events
-        draft.chmod(0o755)
-        draft.rename(target)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return Partition(len(buckets.written()), sequences, events, shared.notes)
 
 

@@ -42,7 +42,7 @@ def rectangle(
 ) -> Float[Tensor, "4 2"]:
     """The corners of a box, counterclockwise.
 
-    >>> rectangle((0, 0), (2, 1)).tolist()
+    >>> rectangle((0.0, 0.0), (2.0, 1.0)).tolist()
     [[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [0.0, 1.0]]
     """
     corners = [(low[0], low[1]), (high[0], low[1]), (high[0], high[1]), (low[0], high[1])]
@@ -74,7 +74,7 @@ def polygon(corners: NDArray[np.float64]) -> Float[Tensor, "V 2"]:
 def area(corners: Float[Tensor, "V 2"]) -> float:
     """The area of a polygon, positive if its corners run counterclockwise.
 
-    >>> area(rectangle((0, 0), (2, 3)))
+    >>> area(rectangle((0.0, 0.0), (2.0, 3.0)))
     6.0
     """
     x, y = corners.T
@@ -86,7 +86,8 @@ def inside(
 ) -> Tensor:
     """Which places lie in a polygon (N,), or within ``margin`` of its boundary.
 
-    >>> inside(torch.tensor([[1.0, 1.0], [3.0, 1.0]]).double(), rectangle((0, 0), (2, 2))).tolist()
+    >>> square = rectangle((0.0, 0.0), (2.0, 2.0))
+    >>> inside(torch.tensor([[1.0, 1.0], [3.0, 1.0]]).double(), square).tolist()
     [True, False]
     """
     a = corners
@@ -117,7 +118,7 @@ def mass(
         q: the exponent of the power law; None for a normal density with the variance D per axis.
         nodes: of the rule on every edge.
 
-    >>> square = rectangle((-1, -1), (1, 1))
+    >>> square = rectangle((-1.0, -1.0), (1.0, 1.0))
     >>> centre, d = torch.zeros(1, 2).double(), torch.ones(1).double()
     >>> exact = torch.special.ndtr(torch.tensor([-1.0, 1.0]).double()).diff() ** 2
     >>> bool(torch.isclose(mass(centre, d, square), exact, atol=1e-9))
