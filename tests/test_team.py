@@ -9,17 +9,20 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from sessions import LONGEST, session
 
 import fourpoint as fp
 from fourpoint.data.synthetic import simulate
+from fourpoint.errors import UserError
 from fourpoint.events.draws import RowGenerator, uniform_rows
-from fourpoint.training.team import Team
+from fourpoint.training.team import Team, agreed_prefix
 
 FIT = (
     "--set steps=120 --set validate_every=20 --set batch_size=16 --set baselines=false "
@@ -52,6 +55,22 @@ def test_what_is_gathered_is_in_the_order_in_which_it_was_dealt_out() -> None:
     assert team.gather(team.mine([1, 2, 3])) == [1, 2, 3]
     assert [Team(rank, 2).mine([1, 2, 3]) for rank in (0, 1)] == [[1, 3], [2]]
     assert (team.agree(2.5), team.tell({"a": 1})) == (2.5, {"a": 1})
+
+
+def test_a_new_start_shares_no_keys_with_processes_that_died() -> None:
+    """All starts use one store, in which those before have left their addresses."""
+    store = dist.HashStore()
+    store.set("hello/1", "of a process that died")
+    found = []
+    for _ in range(2):
+        with ThreadPoolExecutor(3) as pool:
+            ranks = [pool.submit(agreed_prefix, store, rank, 3, 60.0) for rank in (0, 1, 2)]
+            prefixes = {rank.result() for rank in ranks}
+        assert len(prefixes) == 1
+        found += prefixes
+    assert found[0] != found[1]
+    with pytest.raises(UserError, match="2 processes that find each other"):
+        agreed_prefix(dist.HashStore(), 1, 2, timeout=0.0)
 
 
 @pytest.fixture

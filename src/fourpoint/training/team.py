@@ -24,8 +24,9 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ from fourpoint.errors import UserError
 from fourpoint.events.draws import RowGenerator
 
 RESTARTS = 3  # of the group of processes
+TIMEOUT = 600.0  # seconds in which all processes have started
+POLL = 0.01  # seconds between two looks at the store
 OUTCOME = "FOURPOINT_OUTCOME"  # the file in which a process leaves its exit code
 
 
@@ -149,12 +152,62 @@ def team_of(place: torch.device) -> Iterator[Team]:
     if opened:
         if place.type == "cuda":
             torch.cuda.set_device(place)
-        dist.init_process_group("cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo")
+        store, rank, size = next(iter(dist.rendezvous("env://")))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if place.type == "cuda" else "gloo",
+            store=dist.PrefixStore(agreed_prefix(store, rank, size), store),
+            rank=rank,
+            world_size=size,
+        )
     try:
         yield Team(dist.get_rank(), dist.get_world_size())
     finally:
         if opened:
             dist.destroy_process_group()
+
+
+def agreed_prefix(store: dist.Store, rank: int, size: int, timeout: float = TIMEOUT) -> str:
+    """A prefix of keys that the processes of this start have in common and no earlier start had.
+
+    The agent of torchrun keeps one store through all restarts, with the addresses of processes that
+    have died. A process that connects to those waits until its timeout. Hence each process r writes
+    a number of its own to ``hello/r``; the first one answers it under that number with the prefix,
+    until each has confirmed, since a number that it read may be that of a dead process.
+
+    Raises :class:`UserError` where the others do not come within ``timeout`` seconds.
+    """
+    until = time.monotonic() + timeout
+    if rank != 0:
+        own = uuid.uuid4().hex
+        store.set(f"hello/{rank}", own)
+        _wait_until(lambda: store.check([f"prefix/{own}"]), until, size)
+        prefix = store.get(f"prefix/{own}").decode()
+        store.set(f"{prefix}/known/{rank}", "yes")
+        return prefix
+    prefix = uuid.uuid4().hex
+    missing = set(range(1, size))
+
+    def all_know() -> bool:
+        for other in sorted(missing):
+            if store.check([f"{prefix}/known/{other}"]):
+                missing.discard(other)
+            elif store.check([f"hello/{other}"]):
+                store.set("prefix/" + store.get(f"hello/{other}").decode(), prefix)
+        return not missing
+
+    _wait_until(all_know, until, size)
+    return prefix
+
+
+def _wait_until(done: Callable[[], bool], until: float, size: int) -> None:
+    while not done():
+        if time.monotonic() > until:
+            raise UserError(
+                f"{size} processes that find each other",
+                "fewer of them",
+                "Look for an error of another process, and start the command again.",
+            )
+        time.sleep(POLL)
 
 
 def launch(processes: int, arguments: list[str]) -> int:
