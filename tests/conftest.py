@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # This file comes before any test module, hence before torch and matplotlib. Each worker of
-# pytest-xdist has one core.
+# pytest-xdist has one core, unless another number of threads is asked for.
 os.environ["MPLBACKEND"] = "Agg"
-os.environ["OMP_NUM_THREADS"] = "1"
-os.environ["MKL_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("MKL_NUM_THREADS", "1")
 
 # No example fails for the time that it, or the making of it, takes: that is the machine's.
 settings.register_profile(
