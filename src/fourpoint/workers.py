@@ -55,7 +55,7 @@ class Executor(Protocol):
     def busy(self) -> int:
         """How many have not ended."""
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         """Begin a task."""
 
     def wait(self, timeout: float | None = None) -> list[tuple[Any, Any]]:
@@ -180,7 +180,7 @@ class LocalProcesses:
     def busy(self) -> int:
         return len(self.at_work)
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         process, pipe = self.idle.pop() if self.idle else _worker(self.work)
         pipe.send(task)
         self.at_work[pipe] = (process, task, time.monotonic())
@@ -227,7 +227,7 @@ class LocalThreads:
     def busy(self) -> int:
         return len(self.at_work)
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         self.at_work[self.pool.submit(_guarded, self.work, task)] = task
 
     def wait(self, timeout: float | None = None) -> list[tuple[Any, Any]]:
@@ -350,7 +350,7 @@ class RayTasks:
     def busy(self) -> int:
         return len(self.at_work)
 
-    def submit(self, task: Any) -> None:
+    def submit(self, task: object) -> None:
         self.at_work[self.remote.remote(self.work, task)] = (task, time.monotonic())
 
     def wait(self, timeout: float | None = None) -> list[tuple[Any, Any]]:
@@ -400,7 +400,7 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-def _guarded(work: Work, task: Any) -> Any:
+def _guarded(work: Work, task: object) -> Any:
     """The result of a task, or its failure; only lost nodes and processes are left to Ray, which
     starts processes with one thread.
     """

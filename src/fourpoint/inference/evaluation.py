@@ -331,7 +331,7 @@ def _truth(truth: Any) -> Any:
     return process(truth).truth()
 
 
-def _show(value: Any) -> str:
+def _show(value: float) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     if abs(value) < 1e-3:

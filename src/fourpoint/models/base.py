@@ -80,7 +80,7 @@ class Described(ABC):
         return as_html(repr(self))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A value in a few characters: numbers to four digits, large tables by their shape."""
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -96,7 +96,7 @@ def _short(value: Any) -> str:
     return repr(value)
 
 
-def _nested(value: Any) -> str:
+def _nested(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_nested, value))}]"
     return f"{value:.4g}"

@@ -210,20 +210,22 @@ def read_levels(found: Any) -> Levels:
     return SplitLevels(scores, shares, sequences)
 
 
-def _finite(found: Any) -> Floats:
+def _finite(found: object) -> Floats:
     numbers = np.array(found, dtype=np.float64)
     if numbers.ndim != 1 or not np.isfinite(numbers).all():
         raise ValueError("a list of finite numbers")
     return numbers
 
 
-def _whole(found: Any) -> int:
+def _whole(found: object) -> int:
     if type(found) is not int or not 0 <= found < 2**62:
         raise ValueError("a whole number")
     return found
 
 
-def _positive(found: Any) -> float:
-    if type(found) not in (int, float) or not (math.isfinite(found) and found > 0):
+def _positive(found: object) -> float:
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        raise ValueError("a number")
+    if not (math.isfinite(found) and found > 0):
         raise ValueError("a positive number")
     return float(found)

@@ -102,7 +102,7 @@ class Team:
             return value
         return float(self.tell(value))
 
-    def tell(self, what: Any) -> Any:
+    def tell(self, what: object) -> Any:
         """What the first process has, in all."""
         if self.size == 1:
             return what

@@ -164,7 +164,7 @@ class Tuning(Printed):
         return table
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A setting as it is typed.
 
     >>> shown(0.00123456), shown("exp"), shown(8)

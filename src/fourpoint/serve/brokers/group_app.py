@@ -107,7 +107,7 @@ class KafkaPublisher:
         """Send events, and wait until the broker has them."""
         failed: list[str] = []
 
-        def note(error: Any, message: Any) -> None:
+        def note(error: object, message: object) -> None:
             if error is not None:
                 failed.append(str(error))
 

@@ -83,17 +83,19 @@ class KafkaSource:
         commit what was done with them, ``lost`` may not.
         """
 
-        def on_assign(consumer: Any, parts: list[Any]) -> None:
+        def on_assign(consumer: object, parts: list[Any]) -> None:
             assigned([one.partition for one in parts])
-            consumer.assign([self._place(part, self._open[part]) for part in sorted(self._open)])
+            self._consumer.assign(
+                [self._place(part, self._open[part]) for part in sorted(self._open)]
+            )
 
-        def on_revoke(consumer: Any, parts: list[Any]) -> None:
+        def on_revoke(consumer: object, parts: list[Any]) -> None:
             revoked([one.partition for one in parts])
-            consumer.unassign()
+            self._consumer.unassign()
 
-        def on_lost(consumer: Any, parts: list[Any]) -> None:
+        def on_lost(consumer: object, parts: list[Any]) -> None:
             lost([one.partition for one in parts])
-            consumer.unassign()
+            self._consumer.unassign()
 
         self._consumer.subscribe(
             [self._topic], on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost

@@ -85,7 +85,7 @@ class KafkaSink:
         """Send one alarm, and wait until the broker has it."""
         failed: list[str] = []
 
-        def note(error: Any, message: Any) -> None:
+        def note(error: object, message: object) -> None:
             if error is not None:
                 failed.append(str(error))
 
