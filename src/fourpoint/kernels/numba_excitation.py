@@ -67,36 +67,38 @@ def one_type(
     b = state[1]
     c = state[2]
     s0 = s1 = s2 = h00 = h01 = h02 = h11 = h12 = h22 = 0.0
-    p = 0
-    for i in range(len(fade)):
-        e = fade[i]
-        d = ages[i]
-        a += 1.0
-        c = e * (c + d * (2.0 * b + d * a))
-        b = e * (b + d * a)
-        a = e * a
-        rate = mu + alpha * beta * a
-        w = 1.0 / rate if rate > 0.0 else 0.0
-        if not scored[i]:
-            rate = 1.0
-            w = 0.0
-        rates[i] = rate
-        x = w * beta * a
-        y = w * beta * (a - b)
-        v = alpha * y
-        s0 += w
-        s1 += x
-        s2 += v
-        h00 += w * w
-        h01 += w * x
-        h02 += w * v
-        h11 += x * x
-        h12 += x * v - y
-        h22 += v * v - alpha * w * beta * (a - 3.0 * b + c)
-        while p < len(ends) and i == ends[p]:
+    begin = 0
+    for p in range(len(ends) + 1):
+        end = ends[p] + 1 if p < len(ends) else len(fade)
+        for i in range(begin, end):
+            e = fade[i]
+            d = ages[i]
+            a += 1.0
+            c = e * (c + d * (2.0 * b + d * a))
+            b = e * (b + d * a)
+            a = e * a
+            rate = mu + alpha * beta * a
+            w = 1.0 / rate if rate > 0.0 else 0.0
+            if not scored[i]:
+                rate = 1.0
+                w = 0.0
+            rates[i] = rate
+            x = w * beta * a
+            y = w * beta * (a - b)
+            v = alpha * y
+            s0 += w
+            s1 += x
+            s2 += v
+            h00 += w * w
+            h01 += w * x
+            h02 += w * v
+            h11 += x * x
+            h12 += x * v - y
+            h22 += v * v - alpha * w * beta * (a - 3.0 * b + c)
+        begin = end
+        if p < len(ends):
             d = beta * tails[p]
             e = changes[p] * np.exp(-d)
-            p += 1
             left[0] += e * (a + 1.0)
             left[1] += e * (b + d * (a + 1.0))
             left[2] += e * (c + d * (2.0 * b + d * (a + 1.0)))

@@ -101,20 +101,24 @@ def timeline(
         tails = (stops[some] - times[last]) / unit
         duration = float((stops - starts).sum()) / unit
         changes = np.ones(len(last))
-        at_events = np.ones(len(times))
     else:
         at_events, last, when, changes = _probes(times, offsets, starts, stops, weight)
         tails = (when - times[last]) / unit
         duration = float(weight.integrals(starts, stops).sum()) / unit
-    scored = at_events > 0
     if types == 1:  # zeros that nothing reads take no time
         own = np.zeros_like(marks)
         source = np.zeros_like(marks)
     else:
         own = marks.copy()
         source = np.roll(marks, 1)
-    counts = np.bincount(own[scored], minlength=types)
-    exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
+    if weight is None:
+        scored = np.ones(len(times), bool)
+        counts = np.bincount(own, minlength=types) if types > 1 else np.array([len(times)])
+        exposed = counts.astype(np.float64)
+    else:
+        scored = at_events > 0
+        counts = np.bincount(own[scored], minlength=types)
+        exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
     return Timeline(
         gaps, own, source, first, last, tails, duration, counts, changes, exposed, scored
     )
