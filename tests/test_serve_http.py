@@ -258,6 +258,9 @@ def test_health_and_metrics(web: Web) -> None:
     count = float(values["fourpoint_request_seconds_count"])
     assert float(values['fourpoint_request_seconds_bucket{le="+Inf"}']) == count > 0
     assert 'path="/v1/events"' in text
+    for method in ("FOURPOINT", "TETRAPOINT"):  # counted together: clients choose the names
+        assert web.ask(method, "/")[0] == 405
+    assert "POINT" not in web.get("/metrics")
 
 
 def test_the_store_that_fails_is_told_and_comes_back(
@@ -371,6 +374,25 @@ def test_a_slow_client_is_disconnected(web: Web) -> None:
         client.close()
     assert answers[0] == b"" or answers[0].startswith(b"HTTP/1.1 4")
     assert answers[1].startswith(b"HTTP/1.1 408")
+
+
+def test_a_client_that_becomes_slow_is_disconnected(web: Web) -> None:
+    """After an answer, bytes of a head that never ends do not keep the connection open."""
+    with socket.create_connection(("127.0.0.1", web.port), timeout=60) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 200")
+        client.settimeout(0.1)
+        client.sendall(b"GET / HTTP/1.1\r\n")
+        for _ in range(300):
+            try:
+                if client.recv(4096) == b"":
+                    break
+            except TimeoutError:
+                client.sendall(b"X-Slow: 1\r\n")
+            except ConnectionResetError:
+                break
+        else:
+            raise AssertionError("the connection stays open")
 
 
 def test_strange_names_stay_text(web: Web) -> None:

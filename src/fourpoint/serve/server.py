@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import socket
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from fourpoint.errors import UserError
 from fourpoint.serve.service import Service
 from fourpoint.serve.settings import Settings
 
+IDLE = 2.0  # times the patience until a connection that is kept open must have the next request
 LAST = 5.0  # seconds that open connections have when the service ends
 
 
@@ -94,7 +96,7 @@ def configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         limit_concurrency=settings.limits.connections,
-        timeout_keep_alive=30,
+        timeout_keep_alive=math.ceil(IDLE * settings.limits.patience),
         timeout_graceful_shutdown=int(LAST),
         h11_max_incomplete_event_size=64 * 1024,
         ssl_certfile=None if settings.certificate is None else str(settings.certificate),
@@ -104,15 +106,22 @@ def configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:
 
 
 def protocol(patience: float) -> type[H11Protocol]:
-    """uvicorn's HTTP protocol, which closes connections that send no whole request in time."""
+    """uvicorn's HTTP protocol, which closes connections that send no whole head of a request in
+    time: the first one, or one after an answer. uvicorn itself waits for as long as bytes come.
+    """
 
     class PatientProtocol(H11Protocol):
         def connection_made(self, transport: object) -> None:
             super().connection_made(transport)  # type: ignore[arg-type]
-            self.loop.call_later(patience, self._close_if_silent)
+            self.loop.call_later(patience, self._close_if_silent, self.cycle)
 
-        def _close_if_silent(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
+        def on_response_complete(self) -> None:
+            self.loop.call_later(IDLE * patience, self._close_if_silent, self.cycle)
+            super().on_response_complete()
+
+        def _close_if_silent(self, last: object) -> None:
+            """Close the connection if no request has come after the ``last`` one."""
+            if self.cycle is last and not self.transport.is_closing():
                 self.transport.close()
 
     return PatientProtocol
