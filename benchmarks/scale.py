@@ -11,12 +11,13 @@ three types whose events are followed by others after about a unit of time, 100 
     steps       processor seconds per event of steps on the folder and on the same data in memory,
                 one after the other in the same process, round by round
     processes   `fit --processes 2` beside one process with one thread, the same batches: events per
-                second, and the largest difference of the two loss curves
+                second, and the largest difference of the two loss curves; the same again with one
+                of the two processes killed in the middle
     reduce      a step's exchange of gradients: one all-reduce of one array beside torch's
                 DistributedDataParallel, two processes, by the number of weights
-    ray         `forecast --all` and cells of the leaderboard's quick setting on a Ray cluster of
-                two nodes beside local processes: whether the numbers are the same, also where a
-                node is killed in between
+    ray         `forecast --all` and six cells of the leaderboard, which end after some steps, on a
+                Ray cluster of two nodes, one of which is killed, beside local processes: whether
+                the numbers are the same
 
 Speeds are meaningful on an idle machine only; resident sizes and differences always are.
 """
@@ -27,10 +28,12 @@ import argparse
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,9 @@ BASE = np.array([0.25, 0.15, 0.1])
 OFFSPRING = np.array([[0.3, 0.1, 0.0], [0.2, 0.3, 0.1], [0.0, 0.1, 0.4]])  # of each type, by type
 WINDOW = 100.0
 GIB = 2**30
+MOST_GIB = 2.0  # resident
+CELLS = ("dapp@steps=40", "rmtpp@steps=40", "nhp@steps=20")  # of the leaderboard, for two seeds
+CLOCKED = ("seconds", "scoring_seconds", "events_per_second")  # of a cell: differ between runs
 
 
 def main() -> None:
@@ -156,6 +162,7 @@ def memory(record: Record, data: Path, place: Path, given: Any) -> None:
             f"{largest / GIB:.2f} GiB resident",
             flush=True,
         )
+        record.bar(f"{name} from files, GiB resident", largest / GIB, most=MOST_GIB)
 
 
 def steps(record: Record, data: Path, place: Path, given: Any) -> None:
@@ -211,24 +218,63 @@ def steps(record: Record, data: Path, place: Path, given: Any) -> None:
 def processes(record: Record, data: Path, place: Path, given: Any) -> None:
     source = str(sorted(data.glob("*.parquet"))[0])
     every = max(1, given.steps // 5)
-    words = recipe(given, f"steps={given.steps}", f"validate_every={every}")
+    words = recipe(given, f"steps={given.steps}", f"validate_every={every}", "patience=99")
     curves, speeds = [], []
     for name, more in (("one", []), ("two", ["--processes", "2"])):
         run(["fit", source, "-o", str(place / name), *words, *more])
-        with (place / name / "history.csv").open() as file:
-            rows = [row for row in csv.DictReader(file) if float(row["step"])]
-        columns = ("train_log_likelihood", "dev_log_likelihood")
-        curves.append(np.array([[float(row[name]) for name in columns] for row in rows]))
+        curves.append(loss_curve(place / name))
+        rows = history(place / name)
         speeds.append(figure([float(row["events_per_second"]) for row in rows][1:], "events/s"))
     apart = float(np.abs(curves[0] - curves[1]).max())
     times = ratios(speeds[1], speeds[0])
     record.row("processes", f"batches of {given.batch}", one=speeds[0], two=speeds[1], ratio=times)
-    record.bar("two processes beside one, events per second", times, least=1.6)
     print(
         f"processes {speeds[0]['median']:,.0f} events/s in one, {speeds[1]['median']:,.0f} in two: "
-        f"{times['median']:.2f} times; curves differ by at most {apart:.1e} nats per event",
+        f"{times['median']:.2f} times",
         flush=True,
     )
+    record.bar("two processes beside one, events per second", times, least=1.6)
+    record.bar("curves of two processes and of one, nats per event", apart, most=1e-4)
+    kill_one([*("fit", source, "-o", str(place / "killed")), *words, "--processes", "2"])
+    apart = float(np.abs(curves[0] - loss_curve(place / "killed")).max())
+    record.bar("the same with one process killed, nats per event", apart, most=1e-4)
+
+
+def history(folder: Path) -> list[dict[str, str]]:
+    """The validations of a fit, those before the first step left out."""
+    with (folder / "history.csv").open() as file:
+        return [row for row in csv.DictReader(file) if float(row["step"])]
+
+
+def loss_curve(folder: Path) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """The log-likelihoods per event of a fit's validations."""
+    columns = ("train_log_likelihood", "dev_log_likelihood")
+    return np.array([[float(row[name]) for name in columns] for row in history(folder)])
+
+
+def kill_one(words: list[str]) -> None:
+    """Run a fit in two processes, and kill the second of them after its second validation."""
+    folder = Path(words[words.index("-o") + 1])
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fourpoint", *words], env=env, stdout=subprocess.DEVNULL
+    )
+    while not ((folder / "history.csv").is_file() and len(history(folder)) >= 2):
+        if process.poll() is not None:
+            raise RuntimeError("the fit ended before a process could be killed")
+        time.sleep(0.01)
+    os.kill(second_process(process.pid), signal.SIGKILL)
+    if process.wait():
+        raise RuntimeError(f"the fit did not go on: exit code {process.returncode}")
+    print("processes one of two killed with SIGKILL: the fit went on to its end", flush=True)
+
+
+def second_process(parent: int) -> int:
+    """The process of rank 1 among those that a process has started."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        if b"RANK=1" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise RuntimeError("there is no process of rank 1")
 
 
 def reduce(record: Record, data: Path, place: Path, given: Any) -> None:
@@ -300,10 +346,46 @@ def ray(record: Record, data: Path, place: Path, given: Any) -> None:
     words = ["forecast", str(model), str(data), "--all", "--horizon", "5", "--paths", "20"]
     words += ["--buffer", "2000000"]
     run([*words, "-o", str(place / "local.parquet"), "--jobs", "2"])
+    out = place / "ray.parquet"
+    killed = on_cluster([sys.executable, "-m", "fourpoint", *words, "-o", str(out), "--ray"], place)
+    same = pq.read_table(place / "local.parquet").equals(pq.read_table(out))
+    compared(record, "forecast --all", same, killed)
+    board = [sys.executable, str(Path(__file__).with_name("leaderboard.py"))]
+    board += ["--data", str(place), "--sets", "simulated", "--models", *CELLS, "--seeds", "2"]
+    board += ["--budget", "3600", "--most", "1000"]
+    few = hawkes(120, 0)
+    parts = np.array([("train", "train", "dev", "test")[i % 4] for i in range(len(few))])
+    write(replace(few, splits=parts), place / "simulated.parquet")
+    one, other = place / "local.jsonl", place / "ray.jsonl"
+    subprocess.run(
+        [*board, "--jobs", "2", "--output", str(one)], check=True, stdout=subprocess.DEVNULL
+    )
+    killed = on_cluster([*board, "--output", str(other), "--ray"], place)
+    compared(record, "leaderboard", cells(one) == cells(other), killed)
+
+
+def compared(record: Record, name: str, same: bool, killed: bool) -> None:
+    """A row and a line of whether numbers are the same."""
+    record.row("Ray", name, same=str(same), killed=str(killed))
+    print(f"ray       {name} on two nodes, one of them killed: {killed}", flush=True)
+    record.bar(f"{name}: numbers differ from those of local processes", float(not same), most=0)
+
+
+def cells(file: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The rows of the leaderboard without what the clock decides."""
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    if failed := [row for row in rows if "failed" in row]:
+        raise RuntimeError(f"{len(failed)} cells have failed: {failed[0]}")
+    kept = [{key: value for key, value in row.items() if key not in CLOCKED} for row in rows]
+    return {(row["model"], row["seed"]): row for row in kept}
+
+
+def on_cluster(command: list[str], place: Path) -> bool:
+    """Run a command whose last word is --ray on a cluster of two nodes, of which one is killed as
+    soon as both are busy; whether it was.
+    """
     script = place / "cluster.py"
     script.write_text(CLUSTER)
-    out = place / "ray.parquet"
-    command = [sys.executable, "-m", "fourpoint", *words, "-o", str(out), "--ray"]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(script), json.dumps(command)],
@@ -313,14 +395,7 @@ def ray(record: Record, data: Path, place: Path, given: Any) -> None:
     )
     if done.returncode:
         raise RuntimeError(done.stderr)
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    same = pq.read_table(place / "local.parquet").equals(pq.read_table(out))
-    record.row("Ray", "forecast --all", same=str(same), killed=str(told["killed"]))
-    print(
-        f"ray       forecast --all on two nodes, one of them killed: {told['killed']}; the same "
-        f"table as local processes: {same}",
-        flush=True,
-    )
+    return bool(json.loads(done.stdout.strip().splitlines()[-1])["killed"])
 
 
 CLUSTER = """
