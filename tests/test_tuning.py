@@ -3,12 +3,14 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 import fourpoint as fp
 from fourpoint.cli.main import app
 from fourpoint.events import UserError
+from fourpoint.ops.pairing import chosen_gain, paired_gain
 from fourpoint.training import tuning
 
 optuna = pytest.importorskip("optuna", reason="the extra tune is not installed")
@@ -32,16 +34,18 @@ class Clock:
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Fits that take all of their budget on a clock of their own, and few steps in fact."""
+    """Fits that take three seconds on a clock of their own, or all of their budget where their
+    schedule is open, and few steps in fact. Each is noted with its budget and what it took.
+    """
     clock = Clock()
     budgets = []
     real = tuning.fit
 
-    def fit(model, train, dev, *, time_budget, folder, keep_going, **others):
-        budgets.append(time_budget)
-        clock.now += time_budget
+    def fit(model, train, dev, *, time_budget, folder, keep_going, epochs, **others):
+        own = 3.0 if epochs is None else time_budget  # seconds of a whole schedule
+        budgets.append((type(model).__name__, time_budget, min(own, time_budget)))
+        clock.now += min(own, time_budget)
         others.pop("baselines")
-        others.pop("epochs")
         return real(
             *(model, train, dev),
             **others,
@@ -61,22 +65,88 @@ def test_the_first_fit_is_the_model_as_it_is_and_the_result_is_not_worse(parts, 
     found = fp.tune("rmtpp", *parts, budget=48.0, folder=tmp_path)
     assert found.tried[0].kind == "default" and found.tried[0].settings == {}
     assert found.best.score >= found.default.score and found.gain >= 0
+    assert found.paired.mean == pytest.approx(found.gain, abs=1e-9)
     kinds = [one.kind for one in found.tried]
-    assert found.tried[1].kind == "trial" and found.tried[1].settings == {}
-    for one in found.tried[2:-1]:
-        others = [other.settings for other in found.tried[1 : found.tried.index(one)]]
-        changes = [len(one.settings.items() - other.items()) for other in others]
+    assert kinds == ["default", *["trial"] * (len(kinds) - 2), "longer"]
+    for place, one in enumerate(found.tried[1:-1], 1):
+        before = found.tried[:place]
+        changes = [len(one.settings.items() - other.settings.items()) for other in before]
         assert min(changes) <= tuning.CHANGES
-    assert kinds.count("trial") >= 4 and kinds.count("final") == 1 and kinds[-1] == "final"
-    # A third for the first, a sixteenth for each trial, the rest for the last; never more in all.
-    assert quick[0] == 16.0 and set(quick[1:-1]) == {3.0}
-    assert sum(quick) == pytest.approx(48.0)
+    # A quarter for the first; trials with its schedule; three schedules are kept for the last one.
+    budgets = [budget for _, budget, _ in quick]
+    assert budgets[0] == 12.0 and set(budgets[1:-2]) == {4.5}
+    assert sum(taken for _, _, taken in quick) == pytest.approx(48.0) and budgets[-1] >= 9.0
     kept = fp.restore(tmp_path / "model")
     score = fp.evaluate(kept, parts[1]).scores["window"].per_event
     assert score == pytest.approx(found.best.score, abs=1e-6)
     lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert len(lines) == len(found.tried) + 1
-    assert not (tmp_path / "fit").exists()
+
+
+def test_the_choice_of_the_model_is_part_of_the_search(parts, tmp_path, quick, monkeypatch):
+    """The second model is better here: trials and the last fit are of it."""
+    monkeypatch.setattr(tuning, "AUTO", ("rmtpp", "nhp"))
+    through = tuning.unit_log_likelihoods
+
+    def scores(model, data):
+        own, events = through(model, data)
+        return own + events * isinstance(model, fp.NHP), events
+
+    monkeypatch.setattr(tuning, "unit_log_likelihoods", scores)
+    found = fp.tune("auto", *parts, budget=30.0, folder=tmp_path)
+    kinds = [(one.kind, one.model) for one in found.tried]
+    assert kinds[:3] == [("default", "rmtpp"), ("model", "nhp"), ("trial", "nhp")]
+    assert kinds[-1] == ("longer", "nhp")
+    assert found.default.model == "rmtpp" and found.best.model == "nhp"
+    assert type(fp.restore(tmp_path / "model")) is fp.NHP
+    assert 0 < found.corrected.low <= found.corrected.mean <= found.gain + 0.1
+    assert "corrected for the choice among" in found.sentence
+
+
+def test_a_fit_whose_paths_run_away_is_not_chosen(parts, tmp_path, quick, monkeypatch):
+    through = tuning.fit
+
+    def fit(model, *words, **settings):
+        found = through(model, *words, **settings)
+        found.explosive = "12 of 12 simulated paths" if isinstance(model, fp.NHP) else ""
+        return found
+
+    monkeypatch.setattr(tuning, "fit", fit)
+    monkeypatch.setattr(tuning, "AUTO", ("rmtpp", "nhp"))
+    found = fp.tune("auto", *parts, budget=8.0, folder=tmp_path)
+    assert found.tried[1].model == "nhp" and found.tried[1].score is None
+    assert found.tried[1].ended == "explosive: 12 of 12 simulated paths"
+    assert found.best.model == "rmtpp"
+
+
+def test_a_model_that_cannot_take_the_data_is_left_out(parts, tmp_path, quick, monkeypatch):
+    through = tuning.fit
+
+    def fit(model, *words, **settings):
+        if isinstance(model, fp.NHP):
+            raise UserError("a model with event features", "NHP", "Choose another.")
+        return through(model, *words, **settings)
+
+    monkeypatch.setattr(tuning, "fit", fit)
+    monkeypatch.setattr(tuning, "AUTO", ("rmtpp", "nhp"))
+    found = fp.tune("auto", *parts, budget=8.0, folder=tmp_path)
+    assert found.tried[1].ended == "failed: NHP" and found.best.model == "rmtpp"
+    monkeypatch.setattr(tuning, "AUTO", ("nhp", "rmtpp"))
+    with pytest.raises(UserError, match="a model with event features"):
+        fp.tune("auto", *parts, budget=8.0, folder=tmp_path / "other")
+
+
+def test_a_gain_is_corrected_for_the_choice_of_the_best():
+    """Twenty models of equal merit: the best has a gain by chance, and none after correction."""
+    naive, corrected = [], []
+    for seed in range(20):
+        scores = np.random.default_rng(seed).normal(size=(20, 100))
+        events = np.ones(100)
+        best = int(scores.sum(1).argmax())
+        naive.append(paired_gain(scores[best] - scores[0], events, seed).mean)
+        corrected.append(chosen_gain(scores, events, 0, seed).mean)
+    assert np.mean(naive) > 0.15
+    assert abs(np.mean(corrected)) < 0.06  # three standard errors of a mean over twenty
 
 
 def test_a_search_that_was_killed_goes_on(parts, tmp_path, quick, monkeypatch):
@@ -99,7 +169,7 @@ def test_a_search_that_was_killed_goes_on(parts, tmp_path, quick, monkeypatch):
     found = fp.tune("rmtpp", *parts, budget=48.0, folder=tmp_path)
     assert [one.kind for one in found.tried][:2] == ["default", "trial"]
     assert sum(one.kind == "default" for one in found.tried) == 1
-    assert sum(quick) == pytest.approx(48.0)
+    assert sum(taken for _, _, taken in quick) == pytest.approx(48.0)
     settings = [tuple(one.settings.items()) for one in found.tried if one.kind == "trial"]
     assert len(set(settings)) == len(settings)
     again = fp.tune("rmtpp", *parts, budget=48.0, folder=tmp_path)
@@ -112,16 +182,21 @@ def test_a_journal_of_another_search_is_refused(parts, tmp_path, quick):
         fp.tune("rmtpp", parts[1], parts[1], budget=4.0, folder=tmp_path)
     with pytest.raises(UserError, match="a search with model rmtpp"):
         fp.tune("nhp", *parts, budget=4.0, folder=tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "SCHEME", 99)
+        with pytest.raises(UserError, match="a search of an earlier version"):
+            fp.tune("rmtpp", *parts, budget=4.0, folder=tmp_path)
 
 
-def test_a_trial_below_the_median_ends_early(parts, tmp_path, quick):
+def test_a_trial_below_the_median_ends_early():
     curves = tuple((score,) * 20 for score in (0.0, 1.0, 2.0, 3.0))
     curve = []
-    keep_going = tuning._promising(curve, curves)
-    assert keep_going(0.1, 2.5)
+    keep_going = tuning._noting(curve, curves)
+    assert keep_going(0.1, -9.0)  # too early
     assert len(curve) == 3
-    assert not keep_going(0.5, 1.5)
-    few = tuning._promising([], curves[:3])
+    assert keep_going(0.5, 1.0)
+    assert not keep_going(0.6, 0.5)
+    few = tuning._noting([], curves[:1])
     assert few(0.5, -9.0)  # too few to compare with
 
 
@@ -178,6 +253,7 @@ def test_the_command(tmp_path, quick):
     assert found.exit_code == 0, found.output
     numbers = json.loads(found.stdout)
     assert numbers["gain"] >= 0 and numbers["tried"][0]["kind"] == "default"
+    assert numbers["paired"]["low"] <= numbers["gain"] <= numbers["paired"]["high"]
     page = (folder / "tune.html").read_text()
     assert "nats per event on dev" in page
     scored = run(app, ["evaluate", str(folder / "model"), str(file), "--split", "all", "--json"])

@@ -18,7 +18,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "compare": ("fourpoint compare events.parquet --models poisson,hawkes",),
     "fit": ("fourpoint fit events.parquet --model hawkes -o model",),
-    "tune": ("fourpoint tune events.parquet --model dapp --budget 5s -o tuned",),
+    "tune": ("fourpoint tune events.parquet --budget 5s -o tuned",),
     "evaluate": ("fourpoint evaluate model events.parquet --plot qq.png",),
     "difference": (
         "fourpoint fit events.parquet --model poisson -o constant",

@@ -454,7 +454,10 @@ def tune(
     budget: Annotated[
         str, typer.Option(metavar="TIME", help="The time that this takes: 10m, 1h, or seconds.")
     ] = "10m",
-    model: Annotated[str, typer.Option(help="dapp, deep-dapp, rmtpp, nhp, sahp or thp.")] = "dapp",
+    model: Annotated[
+        str,
+        typer.Option(help="auto (dapp and deep-dapp), dapp, deep-dapp, rmtpp, nhp, sahp or thp."),
+    ] = "auto",
     split: typed.Split = None,
     split_at: typed.SplitAt = None,
     calendar: Annotated[
@@ -472,8 +475,8 @@ def tune(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Search for settings of a model that are better on the development data, within a time budget.
-    The first fit has the model's own settings; a search that was killed goes on where it was.
+    """Search for a model and settings that are better on the development data, within a time
+    budget. The first fit is the default model; a search that was killed goes on where it was.
     """
     from fourpoint.cli.tune import Asked, run_tuning
 

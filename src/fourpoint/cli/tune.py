@@ -1,4 +1,4 @@
-"""The command ``fourpoint tune``: settings that are better on dev, within a time budget."""
+"""The command ``fourpoint tune``: a model that is better on dev, within a time budget."""
 
 from __future__ import annotations
 
@@ -84,9 +84,8 @@ def page_of(found: Tuning, source: str) -> Page:
     from fourpoint.training.tuning import shown
 
     page = Page(
-        f"Settings of {found.name} for {markup_text(Path(source).name)}",
-        f"The best of {len(found.tried):,} fits has {found.gain:+.4f} nats per event over the "
-        "model's own settings on the development data, by which it was chosen.",
+        f"Search for a model of {markup_text(Path(source).name)}",
+        f"{found.sentence} Scores are of the development data, by which the best was chosen.",
         dark=DARK,
         kicker="fourpoint tune",
         footer=f"Made by fourpoint tune in {sum(one.seconds for one in found.tried):.0f} seconds.",
@@ -94,21 +93,22 @@ def page_of(found: Tuning, source: str) -> Page:
     page.numbers(
         [
             ("best on dev", f"{found.best.score:.4f}", "nats per event"),
-            ("its own settings", f"{found.default.score:.4f}", "nats per event"),
-            ("fits", f"{len(found.tried):,}", "the first with its own settings"),
+            (f"default ({found.default.model})", f"{found.default.score:.4f}", "nats per event"),
+            ("fits", f"{len(found.tried):,}", "the first is the default"),
         ]
     )
     rows = []
     for one in found.tried:
         own = ", ".join(f"{name} {shown(value)}" for name, value in one.settings.items())
         score = "\u2013" if one.score is None else f"{one.score:.4f}"
-        rows.append([f"{one.number}", one.kind, score, f"{one.seconds:.0f}", own or "its own"])
+        seconds = f"{one.seconds:.0f}"
+        rows.append([f"{one.number}", one.kind, one.model, score, seconds, one.ended, own or "own"])
     place = found.tried.index(found.best)
     page.table(
-        ["fit", "kind", "nats per event on dev", "seconds", "settings"],
+        ["fit", "kind", "model", "nats per event on dev", "seconds", "ended", "settings"],
         rows,
-        "A fit without a score was stopped early, since others were better at the same share of "
-        "their schedules. The row that stands out is the model that was kept.",
+        "A fit that ended early was below the median of others of the same model at the same share "
+        "of their schedules. The row that stands out is the model that was kept.",
         best_row=place,
     )
     return page

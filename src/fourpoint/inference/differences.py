@@ -10,7 +10,7 @@ consecutive events of each.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,8 +152,10 @@ def difference(
         raise UserError(
             "data with at least one event", f"{data}", "Score another part of the data."
         )
-    gains, owner, marks, times = _gap_differences(first, second, data, tolerance, progress)
-    unit, unit_name = _units(data, owner, marks)
+    own, other = (_gaps(model, data, tolerance, progress) for model in (first, second))
+    owner, marks, times = own.sequences, own.marks, own.ends
+    gains = own.nats - other.nats
+    unit, unit_name = _units(data, owner)
     count = int(unit.max()) + 1
     is_event = marks >= 0
     in_unit = np.bincount(unit[is_event], minlength=count).astype(np.float64)
@@ -180,46 +182,62 @@ def difference(
     return Difference(*head, tuple(data.ids), per_sequence, counts, times, gains, data.dates(0))
 
 
-def _gap_differences(
-    first: PointProcess, second: PointProcess, data: Dataset, tolerance: float, progress: bool
-) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64], Floats]:
-    """For every scored gap the difference in nats, its sequence, the mark of the event at its end
-    (-1: the window's end) and that end.
+def unit_log_likelihoods(
+    model: PointProcess, data: Dataset, *, tolerance: float = 1e-4
+) -> tuple[Floats, Floats]:
+    """The log-likelihood (window convention) of each unit of ``data`` in nats, and its events.
+
+    Units are those of :func:`difference`, the same for all models; the sum over units is that of
+    all data. Scores of two models are compared by `ops.pairing`.
     """
-    gains: list[Floats] = []
+    gaps = _gaps(model, data, tolerance, False)
+    unit, _ = _units(data, gaps.sequences)
+    nats = np.bincount(unit, gaps.nats).astype(np.float64)
+    events = np.bincount(unit, gaps.marks >= 0).astype(np.float64)
+    return nats, events
+
+
+class _Gaps(NamedTuple):
+    """Every scored gap of a data set, in its order: what it contributes to the log-likelihood, its
+    sequence, the mark of the event at its end (-1: the window's end) and that end.
+    """
+
+    nats: Floats
+    sequences: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    ends: Floats
+
+
+def _gaps(model: PointProcess, data: Dataset, tolerance: float, progress: bool) -> _Gaps:
+    """The scored gaps of ``data`` under ``model``."""
+    nats: list[Floats] = []
     owner: list[NDArray[np.int64]] = []
     marks: list[NDArray[np.int64]] = []
-    times: list[Floats] = []
+    ends: list[Floats] = []
     done = 0
-    with eval_mode(first), eval_mode(second), bar("scoring", len(data), show=progress) as step:
+    place = next(model.parameters()).device
+    with eval_mode(model), bar("scoring", len(data), show=progress) as step:
         for rows in data.batches(BATCH):
-            batch = data.batch(rows)
-            values = []
-            for model in (first, second):
-                logs, integral = gap_log_likelihoods(
-                    model, batch.to(next(model.parameters()).device), tolerance=tolerance
-                )
-                values.append((logs - integral).double().cpu().numpy())
-            apart = values[0] - values[1]
+            batch = data.batch(rows).to(place)
+            logs, integral = gap_log_likelihoods(model, batch, tolerance=tolerance)
+            values = (logs - integral).double().cpu().numpy()
             for k, s in enumerate(rows.tolist()):
                 n = int(data.lengths[s])
                 history = n - int(data.scored_lengths[s])
                 some = slice(int(data.offsets[s]) + history, int(data.offsets[s + 1]))
-                gains.append(apart[k, history : n + 1])
+                nats.append(values[k, history : n + 1])
                 owner.append(np.full(n + 1 - history, s))
                 marks.append(np.append(data.mark_ids[some], -1))
-                times.append(np.append(data.times[some], data.stops[s]))
+                ends.append(np.append(data.times[some], data.stops[s]))
             done += len(rows)
             step(done)
     order = np.argsort([int(part[0]) for part in owner], kind="stable")
-    parts = ([kind[i] for i in order] for kind in (gains, owner, marks, times))
+    parts = ([kind[i] for i in order] for kind in (nats, owner, marks, ends))
     joined = [np.concatenate(part) for part in parts]
-    return joined[0], joined[1], joined[2], joined[3]
+    return _Gaps(*joined)
 
 
-def _units(
-    data: Dataset, owner: NDArray[np.int64], marks: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], str]:
+def _units(data: Dataset, owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
     """The unit of every gap, from 0 on."""
     if int((data.scored_lengths > 0).sum()) >= FEWEST:
         return owner, "sequences"

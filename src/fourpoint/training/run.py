@@ -90,7 +90,8 @@ class Fit:
 
     ``model`` is the model to use: the one that was trained, or the best closed-form model where
     that is better on the development data, and then ``name`` says which. ``closed_forms`` are their
-    scores on the development data, in nats per event.
+    scores on the development data, in nats per event. ``explosive`` says why simulated paths of
+    ``model`` run away, where they do and no stable model was found.
     """
 
     history: list[dict[str, float]] = field(default_factory=list)
@@ -101,6 +102,7 @@ class Fit:
     model: Any = None
     name: str = ""
     closed_forms: dict[str, float] = field(default_factory=dict)
+    explosive: str = ""
 
     def csv(self) -> str:
         """The history as CSV text."""
@@ -416,6 +418,8 @@ class Run:
         stable = next((one for one in others if not self._explosive(one.model)), None)
         if stable is not None:
             self._return(stable, "stable, unlike the trained model")
+        else:
+            self.fit.explosive = runaway
 
     def _return(self, one: ClosedForm, why: str) -> None:
         """The closed-form model ``one`` in place of the trained one, fitted again to all of the

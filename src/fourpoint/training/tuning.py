@@ -1,14 +1,22 @@
-r"""Search for settings under a time budget, by the likelihood of the development data.
+r"""Search for a model and settings under a time budget, by the likelihood of the development data.
 
-The first fit is the model as it is, with a third of the budget. Trials have a sixteenth each. The
-first of them has the model's own settings, and each further one changes one to three settings of
-the best trial so far: a short schedule compares neighbours fairly, and settings far from the
-model's own are rarely better. Values are proposed by a tree-structured Parzen estimator, and a
-trial ends early where its score is below the median of the trials before it at the same share of
-their schedules. The settings of the best trial are fitted again, with a schedule as long as the
-rest of the budget. The result is the fit with the highest log-likelihood per event on dev among
-all, the first included, so that it is never worse there than the model as it is. A score that was
-chosen among many is too high by the choice: judge the result on other data.
+The first fit is the default model with its own settings and its own schedule, as `fit` makes it.
+Where the model is left open ("auto"), the other models of AUTO follow in the same way, since the
+choice of the model matters more than any setting. None of these first fits has more than a quarter
+of the budget.
+
+Each trial then changes one to three settings of the best fit so far and has as long a schedule as
+that fit, so that the two scores can be compared and the trial is itself a result. Values are
+proposed by a tree-structured Parzen estimator. From a quarter of its schedule on, a trial ends
+early where its score is below the median of the fits of the same model at the same share of their
+schedules. When no more than LAST_SHARE of the budget, or three times the seconds of the best fit,
+are left, the settings of the best fit are fitted again with a schedule as long as the time that
+remains, if that is at least half as long again as before.
+
+The result is the fit with the highest log-likelihood per event on dev among all, the first
+included, so that it is never worse there than the default. A fit whose simulated paths run away is
+not chosen. A score that was chosen among many is too high by the choice: beside the gain on dev,
+with its paired interval, stands the gain corrected for the choice (`ops.pairing.chosen_gain`).
 
 Everything that was tried is in a journal, from which a search that was killed goes on. Needs
 optuna, the extra ``tune``. Source: Bergstra, Bardenet, Bengio and Kegl (2011).
@@ -21,37 +29,48 @@ import io
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourpoint.atomic import make_folder, write_atomic
 from fourpoint.events import Dataset, UserError
-from fourpoint.inference.evaluation import evaluate
+from fourpoint.inference.differences import unit_log_likelihoods
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
+from fourpoint.ops.pairing import Gain, chosen_gain, paired_gain
 from fourpoint.report.printing import Printed, text_table
 from fourpoint.storage.checkpoints import about, restore, save
+from fourpoint.strict_json import plain
 from fourpoint.training.fitting import RECIPE, fit
-from fourpoint.training.run import TrainingError, fingerprint
+from fourpoint.training.run import fingerprint
 from fourpoint.workers import Executor, Failure, Numbered, open_executor
 
 if TYPE_CHECKING:
     from optuna import Study, Trial
     from rich.table import Table
 
-FIRST_SHARE = 1 / 3
-TRIAL_SHARE = 1 / 16
-LAST_SHARE = 1 / 3
+AUTO = ("dapp", "deep-dapp")  # models that are tried where none is named; the first is the default
+FIRST_SHARE = 1 / 4  # of the budget, for each model with its own settings, at most
+LAST_SHARE = 1 / 3  # of the budget, for the last fit, at most
+LONGER = 3.0  # seconds that are kept for the last fit, in those of the best fit, at most
+WORTH = 1.5  # the same at which the last fit is made
+TRIAL_TIMES = 1.5  # seconds of a trial, in those of the best fit: other sizes take longer
 STARTUP = 4  # trials that are drawn at random
+EARLIEST = 0.25  # share of a schedule before which no trial ends early
+COMPARED = 2  # fits of the same model that a trial is compared with, at least
 CHANGES = 3  # settings in which a trial differs from the best before it, at most
 LONGEST = 1e4  # passes through the data: more than a budget allows, so that the budget ends a fit
 JOURNAL = "journal.log"
+SCORES = "scores"  # folder with the log-likelihoods of the units of dev under each fit
+SCHEME = 2  # how a journal is to be read
 LEAST_BUDGET = 1.0  # seconds
 SHOWN = 8
 POINTS = 20  # of a schedule at which trials are compared
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -104,7 +123,8 @@ class Tried:
     """One fit of a search: settings that differ from the model's own, and the score on dev."""
 
     number: int
-    kind: str  # "default", "trial" or "final"
+    kind: str  # "default", "model" (another one with its own settings), "trial" or "longer"
+    model: str
     settings: dict[str, Any]
     score: float | None  # nats per event on dev; None where the fit ended early or failed
     seconds: float
@@ -113,46 +133,55 @@ class Tried:
 
 @dataclass(repr=False)
 class Tuning(Printed):
-    """What :func:`tune` tried and found; prints as a table."""
+    """What :func:`tune` tried and found; prints as a table.
+
+    ``paired`` is the gain over the default on dev, with a bootstrap interval over sequences, and
+    ``corrected`` the same after a correction for the choice of the best by the same data.
+    """
 
     name: str
     model: PointProcess
     best: Tried
     default: Tried
+    paired: Gain
+    corrected: Gain
     tried: list[Tried] = field(default_factory=list)
 
     @property
     def gain(self) -> float:
-        """Nats per event on dev over the model as it is."""
+        """Nats per event on dev over the default."""
         return (self.best.score or 0.0) - (self.default.score or 0.0)
+
+    @property
+    def sentence(self) -> str:
+        """What was gained, in words."""
+        if self.best is self.default:
+            return f"Nothing was better on dev than {self.default.model} with its own settings."
+        return (
+            f"{self.best.model}: {self.gain:+.4f} nats per event on dev over {self.default.model} "
+            f"with its own settings ({_interval(self.paired)}); corrected for the choice among "
+            f"{len(self.tried)} fits {self.corrected.mean:+.4f} ({_interval(self.corrected)})."
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """The best settings, and everything that was tried."""
-        return {
-            "model": self.name,
-            "default": self.default.score,
-            "best": self.best.score,
-            "gain": self.gain,
-            "settings": self.best.settings,
-            "tried": [vars(one) for one in self.tried],
-        }
-
-    def csv(self) -> str:
-        """Everything that was tried, one line each."""
-        names = sorted({name for one in self.tried for name in one.settings})
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(["number", "kind", "score", "seconds", "ended", *names])
-        for one in self.tried:
-            score = "" if one.score is None else f"{one.score:.6f}"
-            own = [one.settings.get(name, "") for name in names]
-            writer.writerow([one.number, one.kind, score, f"{one.seconds:.1f}", one.ended, *own])
-        return out.getvalue()
+        return plain(
+            {
+                "model": self.best.model,
+                "default": self.default.score,
+                "best": self.best.score,
+                "gain": self.gain,
+                "paired": asdict(self.paired),
+                "corrected": asdict(self.corrected),
+                "settings": self.best.settings,
+                "tried": [vars(one) for one in self.tried],
+            }
+        )
 
     def __rich__(self) -> Table:
-        title = f"{self.name}: {self.gain:+.4f} nats per event on dev over its own settings"
-        table = text_table(title, title_justify="left", box=None, pad_edge=False)
+        table = text_table(self.sentence, title_justify="left", box=None, pad_edge=False)
         table.add_column("fit", style="bold", no_wrap=True)
+        table.add_column("model", no_wrap=True)
         table.add_column("dev", justify="right")
         table.add_column("seconds", justify="right")
         table.add_column("settings")
@@ -160,8 +189,27 @@ class Tuning(Printed):
         for one in sorted(scored, key=lambda one: -(one.score or 0.0))[:SHOWN]:
             own = ", ".join(f"{name}={shown(value)}" for name, value in one.settings.items())
             kind = f"{one.kind} {one.number}"
-            table.add_row(kind, f"{one.score:.4f}", f"{one.seconds:.0f}", own or "its own")
+            score, seconds = f"{one.score:.4f}", f"{one.seconds:.0f}"
+            table.add_row(kind, one.model, score, seconds, own or "its own")
         return table
+
+
+def csv_of(tried: list[Tried]) -> str:
+    """Everything that was tried, one line each."""
+    names = sorted({name for one in tried for name in one.settings})
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["number", "kind", "model", "score", "seconds", "ended", *names])
+    for one in tried:
+        score = "" if one.score is None else f"{one.score:.6f}"
+        own = [one.settings.get(name, "") for name in names]
+        seconds = f"{one.seconds:.1f}"
+        writer.writerow([one.number, one.kind, one.model, score, seconds, one.ended, *own])
+    return out.getvalue()
+
+
+def _interval(gain: Gain) -> str:
+    return f"{gain.low:+.4f} to {gain.high:+.4f}"
 
 
 def shown(value: object) -> str:
@@ -187,9 +235,11 @@ def tune(
     jobs: int | None = None,
     ray: str | None = None,
 ) -> Tuning:
-    """Search for settings of the model ``name`` that are better on ``dev`` than its own.
+    """Search for a model and settings that are better on ``dev`` than the default.
 
     Args:
+        name: the model whose settings are searched, or "auto": DAPP is the default, and Deep DAPP
+            is tried as well.
         budget: seconds in all, those of an earlier part of the same search included.
         folder: where the journal, `trials.csv` and the best model (in ``model``) are kept. A search
             in a folder with a journal goes on.
@@ -209,9 +259,9 @@ def tune(
     >>> found.gain >= 0, found.tried[0].kind
     (True, 'default')
     """
-    if name not in SPACES:
+    if name != "auto" and name not in SPACES:
         raise UserError(
-            f"a model to tune among {', '.join(SPACES)}",
+            f"'auto' or a model to tune among {', '.join(SPACES)}",
             f"{name!r}",
             "Other models are fitted in closed form, or have no settings to choose.",
         )
@@ -224,7 +274,9 @@ def tune(
 
 
 class TrialTask(NamedTuple):
-    """What a process needs to fit with some settings; ``curves`` are those of earlier trials."""
+    """What a process needs to fit with some settings; ``curves`` are those of earlier fits of the
+    same model.
+    """
 
     name: str
     train: Dataset
@@ -240,13 +292,23 @@ class TrialTask(NamedTuple):
 
 
 class TrialEnd(NamedTuple):
-    """How a fit ended: its score on dev in nats per event, None where it ended early or failed."""
+    """How a fit ended: the log-likelihoods of the units of dev and their events, None where it
+    ended early or failed.
+    """
 
-    score: float | None
     ended: str
     curve: tuple[float, ...]
+    scores: Floats | None = None
+    events: Floats | None = None
     model: PointProcess | None = None
     about: dict[str, Any] | None = None
+
+    @property
+    def score(self) -> float | None:
+        """Nats per event on dev."""
+        if self.scores is None or self.events is None:
+            return None
+        return float(self.scores.sum() / max(1.0, self.events.sum()))
 
 
 def fit_trial(task: TrialTask) -> TrialEnd:
@@ -254,7 +316,7 @@ def fit_trial(task: TrialTask) -> TrialEnd:
     curve: list[float] = []
     of_model = {name: value for name, value in task.settings.items() if name not in RECIPE}
     of_training = {name: value for name, value in task.settings.items() if name in RECIPE}
-    trial = task.kind == "trial"
+    default = task.kind == "default"
     with tempfile.TemporaryDirectory() as place:
         try:
             found = fit(
@@ -262,36 +324,43 @@ def fit_trial(task: TrialTask) -> TrialEnd:
                 task.train,
                 task.dev,
                 **of_training,
-                epochs=LONGEST if task.kind == "final" else None,
-                baselines=not trial,
+                epochs=LONGEST if task.kind == "longer" else None,
+                baselines=default,
                 calendar=task.calendar,
                 device=task.device,
                 seed=task.seed,
                 time_budget=task.seconds,
                 folder=place,
                 progress=task.progress,
-                keep_going=_promising(curve, task.curves) if trial else None,
+                keep_going=_noting(curve, task.curves if task.kind == "trial" else ()),
             )
-        except TrainingError as error:
-            return TrialEnd(None, f"failed: {error.received}", tuple(curve))
+        except UserError as error:
+            if default:
+                raise
+            return TrialEnd(f"failed: {error.received}", tuple(curve))
         if found.stopped == "stopped from outside":
-            return TrialEnd(None, found.stopped, tuple(curve))
-        score = evaluate(found.model, task.dev).scores["window"].per_event
-        return TrialEnd(score, found.stopped, tuple(curve), found.model, about(Path(place)))
+            return TrialEnd("ended early", tuple(curve))
+        if found.explosive and not default:
+            return TrialEnd(f"explosive: {found.explosive}", tuple(curve))
+        scores, events = unit_log_likelihoods(found.model, task.dev)
+        known = about(Path(place))
+        return TrialEnd(found.stopped, tuple(curve), scores, events, found.model, known)
 
 
-def _promising(
+def _noting(
     curve: list[float], curves: tuple[tuple[float, ...], ...]
 ) -> Callable[[float, float], bool]:
-    """Whether a trial goes on: its score is not below the median of those before it at the same
-    share of their schedules.
+    """A function that notes the score at each share of the schedule in ``curve``, and whether the
+    fit goes on: its score is not below the median of ``curves`` at the same share.
     """
 
     def keep_going(share: float, score: float) -> bool:
         place = min(POINTS - 1, int(POINTS * share))
         curve.extend([score] * (place + 1 - len(curve)))
         others = sorted(other[place] for other in curves if len(other) > place)
-        return len(others) < STARTUP or score >= others[len(others) // 2]
+        if share < EARLIEST or len(others) < COMPARED:
+            return True
+        return score >= others[(len(others) - 1) // 2]
 
     return keep_going
 
@@ -315,74 +384,93 @@ class _Search:
     ) -> None:
         self.jobs, self.ray = jobs, ray
         self.name, self.train, self.dev, self.folder = name, train, dev, folder
+        self.models = AUTO if name == "auto" else (name,)
         self.budget, self.calendar, self.device = budget, calendar, device
         self.seed, self.progress = seed, progress
         make_folder(folder)
+        make_folder(folder / SCORES)
         self.study = _study(folder / JOURNAL, seed)
         self._check_journal()
         self.spent = sum(one.seconds for one in self._tried())
-        self.curves = [list(curve) for curve in self._attributes("curve")]
 
     def run(self) -> Tuning:
-        """The first fit, trials, and the last fit, as far as they are not in the journal."""
-        kinds = [one.kind for one in self._tried()]
-        if "default" not in kinds:
-            self._fit("default", {}, FIRST_SHARE * self.budget)
-        self._trials()
-        if "final" not in kinds and self._left() > LEAST_BUDGET:
-            self._fit("final", self._best_trial() or {}, self._left())
+        """First fits, trials, and the last fit, as far as they are not in the journal."""
+        for name in self.models:
+            kind = "default" if name == self.models[0] else "model"
+            known = any(one.kind == kind and one.model == name for one in self._tried())
+            if not known and (kind == "default" or self._left() > LEAST_BUDGET):
+                self._fit(kind, name, {}, min(FIRST_SHARE * self.budget, self._left()))
+        if not any(one.kind == "longer" for one in self._tried()):
+            self._trials()
+            best = self._best()
+            if self._left() > max(LEAST_BUDGET, WORTH * best.seconds):
+                self._fit("longer", best.model, best.settings, self._left())
         return self._found()
 
     def _trials(self) -> None:
         """Trials until it is time for the last fit, one after the other or many at once."""
-        enough = (LAST_SHARE + TRIAL_SHARE) * self.budget
         if self.jobs is None and self.ray is None:
-            while self._left() > enough:
-                self._trial()
+            while self._time_for_trials():
+                trial = self.study.ask()
+                name, settings = self._proposed(trial)
+                self._fit("trial", name, settings, self._trial_seconds(), trial)
             return
         gpus = 1.0 if self.device.startswith("cuda") else 0.0
         with open_executor(
             Numbered(fit_trial), jobs=self.jobs or 1, ray=self.ray, gpus=gpus
         ) as executor:
-            if self._best_trial() is None and self._left() > enough:
-                self._trial()  # the model's own settings, which others start from
-            while self._left() > enough:
+            while self._time_for_trials():
                 self._round(executor)
 
     def _left(self) -> float:
         return self.budget - self.spent
 
+    def _kept(self) -> float:
+        """Seconds that are kept for the last fit."""
+        return min(LAST_SHARE * self.budget, LONGER * self._best().seconds)
+
+    def _time_for_trials(self) -> bool:
+        """Whether there is time for a trial with the schedule of the best fit so far."""
+        needed = max(self._best().seconds, LEAST_BUDGET)
+        return self._left() - self._kept() >= needed
+
+    def _trial_seconds(self) -> float:
+        return min(TRIAL_TIMES * self._best().seconds, self._left() - self._kept())
+
     # ------------------------------------------------------------------ fits
 
-    def _trial(self) -> None:
-        trial = self.study.ask()
-        self._fit("trial", self._proposed(trial), TRIAL_SHARE * self.budget, trial)
-
-    def _proposed(self, trial: Trial) -> dict[str, Any]:
-        """The model's own settings first, then the best ones so far with some of them changed."""
-        settings = self._best_trial()
-        if settings is None:
-            return {}
-        space = SPACES[self.name]
+    def _proposed(self, trial: Trial) -> tuple[str, dict[str, Any]]:
+        """The model and the settings of the best fit so far, with some of these changed."""
+        best = self._best()
+        space = SPACES[best.model]
         rng = np.random.default_rng((self.seed, trial.number))
         changed = rng.choice(sorted(space), rng.integers(1, CHANGES + 1), replace=False)
-        return settings | {name: space[name].propose(trial, name) for name in map(str, changed)}
+        own = {
+            name: space[name].propose(trial, f"{best.model}.{name}") for name in map(str, changed)
+        }
+        return best.model, best.settings | own
 
     def _fit(
-        self, kind: str, settings: dict[str, Any], seconds: float, trial: Trial | None = None
+        self,
+        kind: str,
+        name: str,
+        settings: dict[str, Any],
+        seconds: float,
+        trial: Trial | None = None,
     ) -> None:
         """Fit with ``settings``, note the result in the journal, and keep the model if it is the
         best so far.
         """
         own = trial if trial is not None else self.study.ask(fixed_distributions={})
         began = time.monotonic()
-        ended = fit_trial(self._trial_task(kind, settings, seconds))
-        self._note(own, kind, settings, ended, time.monotonic() - began)
+        ended = fit_trial(self._trial_task(kind, name, settings, seconds))
+        self._note(own, kind, name, settings, ended, time.monotonic() - began)
 
-    def _trial_task(self, kind: str, settings: dict[str, Any], seconds: float) -> TrialTask:
-        curves = tuple(tuple(curve) for curve in self.curves)
+    def _trial_task(
+        self, kind: str, name: str, settings: dict[str, Any], seconds: float
+    ) -> TrialTask:
         return TrialTask(
-            self.name,
+            name,
             self.train,
             self.dev,
             kind,
@@ -392,7 +480,7 @@ class _Search:
             self.device,
             self.seed,
             self.progress,
-            curves,
+            self._curves(name),
         )
 
     def _round(self, executor: Executor) -> None:
@@ -400,50 +488,60 @@ class _Search:
         asked = []
         for _ in range(max(1, executor.free())):
             trial = self.study.ask()
-            asked.append((trial, self._proposed(trial)))
+            asked.append((trial, *self._proposed(trial)))
         began = time.monotonic()
         running = {}
-        for trial, settings in asked:
-            task = self._trial_task("trial", settings, TRIAL_SHARE * self.budget)
-            running[trial.number] = (trial, settings)
+        for trial, name, settings in asked:
+            task = self._trial_task("trial", name, settings, self._trial_seconds())
+            running[trial.number] = (trial, name, settings)
             executor.submit((trial.number, task))
         while executor.busy():
             for (number, _), result in executor.wait():
-                trial, settings = running[number]
                 if isinstance(result, Failure):
-                    result = TrialEnd(None, f"failed: {result.reason}", ())
+                    result = TrialEnd(f"failed: {result.reason}", ())
                 taken = (time.monotonic() - began) / len(asked)
-                self._note(trial, "trial", settings, result, taken)
+                trial, name, settings = running[number]
+                self._note(trial, "trial", name, settings, result, taken)
 
     def _note(
-        self, own: Trial, kind: str, settings: dict[str, Any], result: TrialEnd, taken: float
+        self,
+        own: Trial,
+        kind: str,
+        name: str,
+        settings: dict[str, Any],
+        result: TrialEnd,
+        taken: float,
     ) -> None:
         """Note how a fit ended, and keep its model if it is the best so far."""
         import optuna
 
-        best = self._best_score()
+        scores = [one.score for one in self._tried() if one.score is not None]
         score = result.score
-        if score is not None and result.model is not None and (best is None or score > best):
-            save(result.model, self.folder / "model", about=result.about)
+        state = optuna.trial.TrialState.PRUNED
+        if score is not None:
+            state = optuna.trial.TrialState.COMPLETE
+            units = np.stack([result.scores, result.events])
+            written = io.BytesIO()
+            np.save(written, units)
+            write_atomic(self.folder / SCORES / f"{own.number}.npy", written.getvalue())
+            if score > max(scores, default=-np.inf):
+                save(result.model, self.folder / "model", about=result.about)
         self.spent += taken
         own.set_user_attr("kind", kind)
+        own.set_user_attr("model", name)
         own.set_user_attr("settings", settings)
         own.set_user_attr("seconds", taken)
         own.set_user_attr("ended", result.ended)
-        if kind == "trial":
-            own.set_user_attr("curve", list(result.curve))
-            self.curves.append(list(result.curve))
-        state = optuna.trial.TrialState.COMPLETE
-        if score is None:
-            state = optuna.trial.TrialState.PRUNED
+        own.set_user_attr("curve", list(result.curve))
         self.study.tell(own, score, state=state)
-        write_atomic(self.folder / "trials.csv", self._found().csv().encode())
+        write_atomic(self.folder / "trials.csv", csv_of(self._tried()).encode())
 
     # ------------------------------------------------------------------ the journal
 
     def _check_journal(self) -> None:
         """Refuse to go on with a search of another model or of other data."""
         own = {
+            "scheme": SCHEME,
             "model": self.name,
             "train": fingerprint(self.train),
             "dev": fingerprint(self.dev),
@@ -454,17 +552,29 @@ class _Search:
             for name, value in own.items():
                 self.study.set_user_attr(name, value)
             return
+        what = {
+            "scheme": "a search of an earlier version",
+            "train": "a search with other training data",
+            "dev": "a search with other development data",
+        }
         for name, value in own.items():
             if known.get(name) != value:
-                what = {"train": "other training data", "dev": "other development data"}
+                received = what.get(name, f"a search with {name} {known.get(name)}")
                 raise UserError(
                     f"a new folder, or one of the same search ({JOURNAL})",
-                    f"{self.folder}, a search with {what.get(name, f'{name} {known.get(name)}')}",
+                    f"{self.folder}, {received}",
                     "Choose another folder with -o.",
                 )
 
-    def _attributes(self, name: str) -> list[Any]:
-        return [t.user_attrs[name] for t in self.study.trials if name in t.user_attrs]
+    def _curves(self, name: str) -> tuple[tuple[float, ...], ...]:
+        """The scores of fits of a model by the share of their schedules, but for longer ones."""
+        return tuple(
+            tuple(one.user_attrs["curve"])
+            for one in self.study.trials
+            if one.state.is_finished()
+            and one.user_attrs.get("model") == name
+            and one.user_attrs["kind"] != "longer"
+        )
 
     def _tried(self) -> list[Tried]:
         """All fits in the journal that have ended; what was killed is left out."""
@@ -474,30 +584,34 @@ class _Search:
             if not one.state.is_finished() or "kind" not in known:
                 continue
             score = one.value if one.values else None
-            numbers = (one.number, known["kind"], known["settings"], score, known["seconds"])
-            found.append(Tried(*numbers, known["ended"]))
+            what = (one.number, known["kind"], known["model"], known["settings"])
+            found.append(Tried(*what, score, known["seconds"], known["ended"]))
         return found
 
-    def _best_score(self) -> float | None:
-        scores = [one.score for one in self._tried() if one.score is not None]
-        return max(scores, default=None)
+    def _scored(self) -> list[Tried]:
+        return [one for one in self._tried() if one.score is not None]
 
-    def _best_trial(self) -> dict[str, Any] | None:
-        trials = [one for one in self._tried() if one.kind == "trial" and one.score is not None]
-        return max(trials, key=lambda one: one.score or 0.0).settings if trials else None
+    def _best(self) -> Tried:
+        """The best fit so far."""
+        return max(self._scored(), key=lambda one: one.score or 0.0)
 
     def _found(self) -> Tuning:
-        tried = self._tried()
-        scored = [one for one in tried if one.score is not None]
-        if not scored:
-            raise UserError(
-                "at least one fit that ends",
-                f"{len(tried)} that failed",
-                "Check the data with `fourpoint data inspect`, or raise --budget.",
-            )
+        scored = self._scored()
         best = max(scored, key=lambda one: one.score or 0.0)
-        default = next((one for one in tried if one.kind == "default"), best)
-        return Tuning(self.name, restore(self.folder / "model"), best, default, tried)
+        default = next(one for one in scored if one.kind == "default")
+        units = [np.load(self.folder / SCORES / f"{one.number}.npy") for one in scored]
+        scores, events = np.stack([one[0] for one in units]), units[0][1]
+        reference = scored.index(default)
+        apart = scores[scored.index(best)] - scores[reference]
+        return Tuning(
+            self.name,
+            restore(self.folder / "model"),
+            best,
+            default,
+            paired_gain(apart, events, self.seed),
+            chosen_gain(scores, events, reference, self.seed),
+            self._tried(),
+        )
 
 
 def _study(journal: Path, seed: int) -> Study:
