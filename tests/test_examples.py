@@ -120,3 +120,20 @@ def test_outputs_stand_below_their_cells(tmp_path: Path) -> None:
     shown = with_outputs(page, run_page("page.md", page, tmp_path), "drawn")
     assert '<pre class="output" tabindex="0"><code>5</code></pre>' in shown
     assert "x = 1" not in shown
+
+
+def test_sentences_of_an_output_may_be_wrapped_and_tables_not(tmp_path: Path) -> None:
+    sentence = "The calendar explains more than a constant rate does."
+    row = "calendar      poisson      4.0061      0.4272"
+    page = f"```python\nprint({sentence!r})\nprint({row!r})\n```\n"
+    shown = with_outputs(page, run_page("page.md", page, tmp_path), "drawn")
+    assert f'<span class="sentence">{sentence}</span>\n{row}</code>' in shown
+
+
+def test_figures_are_as_wide_as_the_text_of_their_page(tmp_path: Path) -> None:
+    cell = "```python\nimport matplotlib.pyplot as plt\nplt.subplots(figsize=(12, 3))\n```\n"
+    narrow = with_outputs(cell, run_page("page.md", cell, tmp_path / "narrow"), "drawn")
+    page = f"---\nhide:\n  - toc\n---\n{cell}"
+    wide = with_outputs(page, run_page("page.md", page, tmp_path / "wide"), "drawn")
+    assert 'width="691" height="288"' in narrow
+    assert 'width="960" height="288"' in wide

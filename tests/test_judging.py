@@ -83,7 +83,7 @@ def test_types_and_history_periods_are_told_apart():
 
 def test_plot_of_many_sequences(clustered, constant):
     found = fp.difference(fp.Hawkes(**TRUTH), constant, clustered[:25], events=10)
-    assert found.plot().get_ylabel() == "first less second (nats per event)"
+    assert found.plot().get_ylabel() == "first minus second (nats per event)"
     assert len(found.to_dict()["sequences"]) == 25
 
 

@@ -30,6 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 RUNNER = Path(__file__).with_name("execute.py")
 PROCESSES = 2
 LIMIT = 600.0  # seconds of one page
+COLUMN = 7.2  # inches of a page's text at 96 pixels per inch
+WIDE = 10.0  # of a page without navigation at its sides
+SHORT = 40  # characters of a line that is never wrapped
+TABULAR = re.compile(r" {2,}|[\u2500-\u259f]")  # aligned columns, frames, bars
 FENCE = re.compile(
     r"(?:^<!-- (?P<directive>no-run|hidden|quiet|folded|figure|drawn)"
     r"(?:: (?P<text>[^\n]*?))? -->\n)?"
@@ -77,7 +81,8 @@ def run_page(name: str, text: str, into: Path) -> Executed:
     folder = into / name.removesuffix(".md")
     asked = folder / "cells.json"
     outcome = folder / "outputs.json"
-    wanted = json.dumps({"page": f"docs/{name}", "cells": cells_of(text)})
+    inches = WIDE if text.startswith("---\nhide:") else COLUMN
+    wanted = json.dumps({"page": f"docs/{name}", "inches": inches, "cells": cells_of(text)})
     again = "FOURPOINT_DOCS_REUSE" in os.environ and outcome.exists()
     if again and _sources(asked.read_text(encoding="utf-8")) == _sources(wanted):
         return Executed(json.loads(outcome.read_text(encoding="utf-8")), folder, 0.0)
@@ -150,8 +155,18 @@ def _output(output: dict[str, Any], pictures: str, description: str) -> str:
         text = html.escape(description, quote=True)
         caption = f"<figcaption>{text}</figcaption>" if text else ""
         return (
-            f'<figure class="drawn"><img src="{pictures}/{output["name"]}" alt="{text}" '
-            f'width="{output["width"]}" height="{output["height"]}">{caption}</figure>\n'
+            f'<figure class="drawn"><div tabindex="0"><img src="{pictures}/{output["name"]}" '
+            f'alt="{text}" width="{output["width"]}" height="{output["height"]}"></div>'
+            f"{caption}</figure>\n"
         )
-    body = html.escape(output["text"]).replace("\n\n", "\n&#8203;\n")
+    lines = [_line(line) for line in output["text"].split("\n")]
+    body = "\n".join(lines).replace("\n\n", "\n&#8203;\n")
     return f'<pre class="output" tabindex="0"><code>{body}</code></pre>\n'
+
+
+def _line(line: str) -> str:
+    """A line of output: a long sentence may be wrapped, a row of a table may not."""
+    text = html.escape(line)
+    if len(line) <= SHORT or TABULAR.search(line):
+        return text
+    return f'<span class="sentence">{text}</span>'

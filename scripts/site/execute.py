@@ -2,7 +2,8 @@
 
     python scripts/site/execute.py cells.json folder
 
-``cells.json`` holds ``{"page": name, "cells": [{"kind", "source", "line"}, ...]}``. Python cells
+``cells.json`` holds ``{"page": name, "inches": width, "cells": [{"kind", "source", "line"}, ...]}``,
+where the width is that of the page: wider figures are drawn with this width. Python cells
 share one namespace; shell cells are run by bash in the same working directory. The folder gets
 ``outputs.json``, a list of outputs for each cell (``text`` or ``image``), and the figures as PNG
 files. The first cell that fails ends the run with exit code 1 and its place in the page.
@@ -20,7 +21,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-DPI = 144  # pixels per inch of figures; pages show them at two thirds of that
+DPI = 144  # pixels per inch of figures; pages show them at 96
 
 
 def main() -> None:
@@ -39,7 +40,7 @@ def main() -> None:
                 found = run_python(cell["source"], namespace, place)
             else:
                 found = run_shell(cell["source"])
-            found += save_figures(folder, number)
+            found += save_figures(folder, number, given["inches"])
         except BaseException:
             sys.stderr.write(f"{place}: this cell failed\n\n{cell['source']}\n")
             traceback.print_exc()
@@ -84,13 +85,17 @@ def run_shell(source: str) -> list[dict[str, Any]]:
     return [{"kind": "text", "text": text}] if text else []
 
 
-def save_figures(folder: Path, number: int) -> list[dict[str, Any]]:
-    """Save and close the figures that the cell has left open."""
+def save_figures(folder: Path, number: int, widest: float) -> list[dict[str, Any]]:
+    """Save and close the figures that the cell has left open, at most ``widest`` inches wide, so that
+    a page shows their text in its own size.
+    """
     import matplotlib.pyplot as plt
 
     found: list[dict[str, Any]] = []
     for index in plt.get_fignums():
         figure = plt.figure(index)
+        if figure.get_figwidth() > widest:
+            figure.set_size_inches(widest, figure.get_figheight())
         name = f"cell-{number:02d}-{index}.png"
         figure.savefig(folder / name, dpi=DPI)
         width, height = (figure.get_size_inches() * 96).round().astype(int).tolist()

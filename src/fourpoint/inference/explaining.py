@@ -86,13 +86,14 @@ class Explanation(Printed):
         """Each past event's effect on the total rate, as stems, from the first event on whose
         effect can be seen.
         """
-        from fourpoint.plots.charts import attention_plot
+        from fourpoint.plots.charts import attention_plot, singular
 
         total = self.effects.sum(1)
         seen = np.flatnonzero(np.abs(total) >= VISIBLE * np.abs(total).max(initial=0.0))
         shown_from = slice(int(seen[0]) if len(seen) else 0, None)
         names = self.names if len(self.names) > 1 else ()
-        label = "effect on the rate" + (f" (events per {unit})" if unit else "")
+        unit = unit or ("" if self.dates is None else self.dates.unit)
+        label = "effect on the rate" + (f" (events per {singular(unit)})" if unit else "")
         return attention_plot(
             self.times[shown_from],
             total[shown_from],

@@ -59,10 +59,11 @@ class RateMap:
         """A map, or for one axis a profile, with the past events of the last fifth of the window
         and fainter ones before.
         """
+        from fourpoint.plots.charts import singular
         from fourpoint.plots.maps import map_plot, profile_plot
 
         per = (
-            f"events per {unit or 'unit of time'} and "
+            f"events per {singular(unit or 'unit of time')} and "
             f"{'unit area' if len(self.names) == 2 else self.names[0]}"
         )
         oldest = float(self.ages.max(initial=0.0)) or 1.0

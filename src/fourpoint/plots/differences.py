@@ -1,6 +1,6 @@
 """Plots of where one of two models is better: arrays in, matplotlib Axes out.
 
-log_difference_plot       of one log: the difference of log-likelihood, added up over time
+log_difference_plot       of one log: the cumulative difference of log-likelihood over time
 sequence_difference_plot  of many sequences: the difference of each, in order
 """
 
@@ -40,7 +40,7 @@ def log_difference_plot(
         ax.axhline(0.0, color=SOFT, lw=0.8)
         ax.plot(t, total, color=COLOURS[0], lw=1.4)
         label_time(ax, unit, dates)
-        ax.set_ylabel("first less second (nats, added up)")
+        ax.set_ylabel("first minus second (cumulative, nats)")
     return ax
 
 
@@ -48,7 +48,7 @@ def sequence_difference_plot(per_event: ArrayLike, *, ax: Axes | None = None) ->
     """Differences in nats per event, one for each sequence, in ascending order.
 
     >>> sequence_difference_plot([0.1, -0.3]).get_ylabel()
-    'first less second (nats per event)'
+    'first minus second (nats per event)'
     """
     values = np.sort(np.asarray(per_event, dtype=float))
     place = (np.arange(len(values)) + 0.5) / len(values)
@@ -60,5 +60,5 @@ def sequence_difference_plot(per_event: ArrayLike, *, ax: Axes | None = None) ->
         ax.vlines(place[~better], 0.0, values[~better], color=COLOURS[1], lw=1.0)
         ax.set_xlim(0.0, 1.0)
         ax.set_xlabel("share of sequences")
-        ax.set_ylabel("first less second (nats per event)")
+        ax.set_ylabel("first minus second (nats per event)")
     return ax

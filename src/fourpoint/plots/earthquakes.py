@@ -85,7 +85,7 @@ def residual_plot(
     number up to each event.
 
     >>> residual_plot([0.0, 1.0], [0.5, 2.0]).get_ylabel()
-    'observed less expected events'
+    'observed minus expected events'
     """
     when = np.asarray(times, dtype=np.float64)
     with look():
@@ -96,5 +96,5 @@ def residual_plot(
         ax.fill_between(when, -band, band, color=COLOURS[7], alpha=0.2, lw=0)
         ax.plot(when, count - total, color=COLOURS[0])
         ax.axhline(0.0, color=COLOURS[7], lw=0.8)
-        ax.set(xlabel=f"time ({unit})", ylabel="observed less expected events")
+        ax.set(xlabel=f"time ({unit})", ylabel="observed minus expected events")
     return ax

@@ -125,7 +125,7 @@ def counts_plot(
 
     >>> ax = counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], truth=[2, 5])
     >>> ax.get_ylabel()
-    'events in the window'
+    'events per interval'
     """
     x, m, lo, hi = (np.asarray(v, float).reshape(-1) for v in (edges, mean, low, high))
     middle = (x[1:] + x[:-1]) / 2
@@ -138,7 +138,7 @@ def counts_plot(
             ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=size)
         ax.set_xlim(x[0], x[-1])
         label_time(ax, unit, dates)
-        ax.set_ylabel("events in the window")
+        ax.set_ylabel("events per interval")
     return ax
 
 
@@ -157,7 +157,7 @@ def qq_plot(
     >>> q = np.linspace(0.1, 4, 30)
     >>> ax = qq_plot(q, 1.1 * q, 0.9 * q, 1.2 * q)
     >>> ax.get_xlabel()
-    'unit exponential'
+    'quantiles of the unit exponential'
     """
     q, o, lo, hi = (np.asarray(v, float).reshape(-1) for v in (theory, observed, low, high))
     with look():
@@ -169,6 +169,6 @@ def qq_plot(
         ax.scatter(q[~outside], o[~outside], s=9, color=COLOURS[0], lw=0)
         ax.scatter(q[outside], o[outside], s=9, color=COLOURS[1], lw=0)
         ax.set_title(plot_text(title))
-        ax.set_xlabel("unit exponential")
+        ax.set_xlabel("quantiles of the unit exponential")
         ax.set_ylabel("rescaled gaps")
     return ax

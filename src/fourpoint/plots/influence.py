@@ -117,7 +117,7 @@ def influence_graph(
             )
         ax.plot(*spots.T, "o", ms=8, color=SOFT, zorder=3)
         for m, name in enumerate(names):
-            x, y = 1.18 * spots[m]
+            x, y = 1.28 * spots[m]
             sides = {-1: "right", 0: "center", 1: "left"}
             side = sides[int(np.sign(np.round(x, 2)))]
             ax.text(x, y, plot_name(name), ha=side, va="center", color=INK)
@@ -128,7 +128,7 @@ def influence_graph(
         ax.set_yticks([])
         for spine in ax.spines.values():
             spine.set_visible(False)
-        ax.set_xlabel(f"width of an arrow: {LABEL} (widest {top:.3g})")
+        ax.set_xlabel(f"width of an arrow: {LABEL}\n(the widest is {top:.3g})")
     return ax
 
 
