@@ -223,6 +223,40 @@ def test_dates_written_as_numbers() -> None:
     assert read_clock(pa.chunked_array([[20240501, 20241332]]), None, None, fault) is None
 
 
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([20240501093000, 20241231235959], [1714555800, 1735689599]),
+        ([202405010930, 202412312359], [1714555800, 1735689540]),
+    ],
+)
+def test_timestamps_written_as_numbers(values: list[int], expected: list[int]) -> None:
+    clock = clock_of(values)
+    assert seconds(clock) == expected and clock.zone is None
+    assert clock.notes == (f"numbers such as {values[0]} are read as timestamps",)
+
+
+def test_epochs_that_are_no_calendar_fields_stay_epochs() -> None:
+    # Milliseconds of the year 1976 have as many digits as dates with hours and minutes.
+    clock = clock_of([202405010930, 202405019999])
+    assert clock.notes[0].startswith("numbers near 2.02e+11 are read as milliseconds")
+
+
+@pytest.mark.parametrize("values", [[20240229, 20240231], [20240229093000, 20240230093000]])
+def test_a_written_date_that_does_not_exist_is_refused(values: list[int]) -> None:
+    with pytest.raises(UserError, match=f"dates that exist.*{values[1]}"):
+        clock_of(values)
+
+
+def test_offsets_other_than_that_of_utc_are_said() -> None:
+    first = "2024-01-01T00:24:00+00:00"
+    said = clock_of([first, "2024-07-01T00:24:00+01:00"]).notes
+    assert len(said) == 1 and "taken in UTC; --timezone names the zone" in said[0]
+    assert "'2024-07-01T00:24:00+01:00'" in said[0]
+    assert clock_of([first, "2024-07-01 00:24:00 UTC"]).notes == ()
+    assert clock_of([first, "2024-07-01T00:24:00+01:00"], "Europe/London").notes == ()
+
+
 def test_arrow_types() -> None:
     day = dt.date(2024, 5, 1)
     assert seconds(clock_of([day])) == [1714521600] and seconds(

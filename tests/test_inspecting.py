@@ -414,6 +414,24 @@ def test_rows_that_were_exported_twice_are_told() -> None:
     assert any("15 rows are exact copies" in note for note in inspect(twice).reading.notes)
 
 
+def test_copies_that_chance_explains_are_not_told() -> None:
+    rng = np.random.default_rng(3)
+    minutes = np.sort(rng.integers(0, 20_000, 4_000))  # about 400 have a minute in common
+    table = {"time": 1_714_521_600 + 60 * minutes, "station": rng.choice(["a", "b"], 4_000)}
+    assert len(np.unique(minutes)) < 3_700
+    assert not any("copies" in note for note in inspect(table).reading.notes)
+    copied = rng.choice(4_000, 1_000, replace=False)
+    rows = np.sort(np.concatenate([np.arange(4_000), copied]))
+    twice = {name: values[rows] for name, values in table.items()}
+    assert any("rows are exact copies" in note for note in inspect(twice).reading.notes)
+
+
+def test_words_of_other_languages_for_the_type_are_known() -> None:
+    times = ["2024-05-01 09:30", "2024-05-01 10:30", "2024-05-02 09:30"]
+    for name in ("Art", "Catégorie", "tipo", "alert"):
+        assert inspect({"Zeit": times, name: ["a", "b", "a"]}).reading.roles.mark == name
+
+
 def test_times_that_step_back_an_hour_may_be_a_change_of_clocks() -> None:
     """Sorting would mix the two hours from 02:00 to 03:00."""
     stamps = [

@@ -279,6 +279,23 @@ FAULTS = {
         b"1.5,2\n2.5,3\n",
         "expected a header line; received FILE: values such as '1.5' in line 1.",
     ),
+    "headless_words.csv": (
+        b"2024-01-01 00:24,fire\n2024-01-01 00:31,fire\n",
+        "expected a header line; received FILE: '2024-01-01 00:24' as the name of a column. Put",
+    ),
+    "headless_epochs.csv": (
+        b"1704068640,fire\n1704068700,fire\n",
+        "expected a header line; received FILE: '1704068640' as the name of a column. Put the",
+    ),
+    "latin_header.csv": (
+        b"Zeit;St\xf6rung\n01.02.2024 10:00;a\n",
+        "codec can't decode byte 0xf6 in position 2: invalid start byte). Save the file as UTF-8.",
+    ),
+    "book.xlsx": (
+        b"PK\x03\x04 and so on",
+        "which is a ZIP archive, such as an Excel workbook. Save the sheet of a workbook as CSV",
+    ),
+    "book.csv": (b"\xd0\xcf\x11\xe0 and so on", "which is an Excel workbook. Save the sheet"),
     "blank.csv": (b"\n\n\n", "expected a header line; received FILE: blank lines alone."),
     "rowless.csv": (
         b"time,mark\n",

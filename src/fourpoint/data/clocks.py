@@ -3,8 +3,8 @@ they follow.
 
 Understood are Arrow's timestamps and dates, ISO 8601 text with or without a zone
 ("2024-05-01T09:30:00+02:00", "2024-05-01 09:30"), dates written with slashes or dots where the data
-tells day from month, whole numbers such as 20240501, and epoch numbers in s, ms, us or ns, told
-apart by their size:
+tells day from month, whole numbers such as 20240501, 202405010930 and 20240501093000, and epoch
+numbers in s, ms, us or ns, told apart by their size:
 
     seconds 1e8 to 1e11,  milliseconds to 1e14,  microseconds to 1e17,  nanoseconds above,
 
@@ -25,7 +25,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -38,7 +37,9 @@ from fourpoint.events import UserError
 from fourpoint.events.dates import unit_named
 
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+WRITTEN = (0, 4, 6)  # digits of the time of day behind a date that is written as one number
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
+OFFSET = r":\d{2}([.,]\d+)?\s*[+-](0[1-9]|1\d|00:?([1-5]\d|0[1-9]))(:?\d{2})?\s*$"  # not of 0
 FIRST_EPOCH = (
     1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
 )
@@ -116,7 +117,7 @@ def read_clock(
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     days = pa.types.is_date(kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-        numbers = _epoch(column, notes)
+        numbers = _epoch(column, notes, fault)
         if numbers is None:
             return None
         ticks, rate, zone = numbers
@@ -125,6 +126,8 @@ def read_clock(
         ticks, rate, zone = _ticks(column)
     else:
         ticks, rate, zone = _ticks(parse_stamps(column, notes, fault))
+        if zone is not None and timezone is None:
+            notes += _of_offsets(column)
     rate = max(rate, 1)
     _check_range(ticks, rate, fault)
     if zone is not None:
@@ -133,6 +136,20 @@ def read_clock(
         return Clock(ticks, rate, None, tuple(notes))
     ticks = localise(ticks, rate, timezone, days, code, notes, fault)
     return Clock(ticks, rate, timezone, tuple(notes))
+
+
+def _of_offsets(column: pa.ChunkedArray) -> list[str]:
+    """That hours and weekdays are those of UTC, where text has been written in a local time."""
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.dictionary for chunk in column.chunks])
+    row = pc.index(pc.match_substring_regex(column, OFFSET), True).as_py()
+    if row < 0:
+        return []
+    return [
+        f"times such as {str(column[row]).strip()!r} have an offset from UTC: hours, days and "
+        "weekdays are taken in UTC; --timezone names the zone to take them in, for example "
+        "Europe/Berlin"
+    ]
 
 
 def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
@@ -219,10 +236,10 @@ def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]
 
 
 def _epoch(
-    column: pa.ChunkedArray, notes: list[str]
+    column: pa.ChunkedArray, notes: list[str], fault: Fault
 ) -> tuple[NDArray[np.int64], int, str | None] | None:
-    """Numbers as epochs (UTC), or as dates such as 20240501 (no zone, rate 0), or None where they
-    are neither.
+    """Numbers as epochs (UTC), as dates such as 20240501 (no zone, rate 0) or as timestamps such as
+    20240501093000 (no zone, rate 1), or None where they are none of these.
     """
     parts = pieces(column)
     if not parts:
@@ -230,15 +247,19 @@ def _epoch(
     # numpy's least of all is NaN where any is, and then the numbers are left to be refused.
     low = float(np.min([part.min() for part in parts]))
     high = float(np.max([part.max() for part in parts]))
-    if pa.types.is_integer(column.type) and low >= 19000101 and high <= 22001231:
-        return _written_dates(flat(column), notes)
+    if pa.types.is_integer(column.type):
+        for digits in WRITTEN:
+            if low // 10**digits >= 19000101 and high // 10**digits <= 22001231:
+                written = _written_stamps(flat(column).astype(np.int64), digits, notes, fault)
+                if written is not None or not digits:
+                    return written
     edges = [min(FIRST_EPOCH * 1000**k, 2.0**63) for k in range(5)]
     band = next((k for k in range(4) if edges[k] <= low and high < edges[k + 1]), None)
     if band is None:
         return None
     unit, rate = list(RATES.items())[band]
     notes.append(
-        f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (time_unit='as "
+        f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (--time-unit 'as "
         "given' leaves them)"
     )
     if pa.types.is_floating(column.type):
@@ -251,25 +272,36 @@ def _epoch(
     return flat(column).astype(np.int64), rate, "UTC"
 
 
-def _written_dates(
-    values: NDArray[Any], notes: list[str]
+def _written_stamps(
+    values: NDArray[np.int64], digits: int, notes: list[str], fault: Fault
 ) -> tuple[NDArray[np.int64], int, str | None] | None:
-    whole = values.astype(np.int64)
-    year = whole // 10000
-    month = whole // 100 % 100
-    day = whole % 100
-    if month.min() < 1 or month.max() > 12 or day.min() < 1 or day.max() > 31:
-        return None
-    days = (
-        ((year - 1970) * 12 + month - 1)
-        .astype("datetime64[M]")
-        .astype("datetime64[D]")
-        .astype(np.int64)
-        + day
-        - 1
+    """Dates such as 20240501 with ``digits`` of a time of day behind them, or None where these are
+    not the fields of a calendar and a clock.
+    """
+    date, time = np.divmod(values, 10**digits)
+    month = date // 100 % 100
+    day = date % 100
+    months = (date // 10000 - 1970) * 12 + month - 1
+    first, next_first = (
+        some.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
+        for some in (months, months + 1)
     )
-    notes.append(f"numbers such as {whole[0]} are read as dates")
-    return days * 86400, 0, None
+    days = first + day - 1
+    hour, minute, second = (
+        time // 10 ** max(digits - place, 0) % 100 if digits >= place else np.zeros_like(time)
+        for place in (2, 4, 6)
+    )
+    possible = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
+    if not (possible & (hour < 24) & (minute < 60) & (second < 60)).all():
+        return None
+    beyond = np.flatnonzero(days >= next_first)
+    if len(beyond):
+        row = int(beyond[0])
+        raise fault("dates that exist", row, int(values[row]), "Mend or remove the row.")
+    what = "timestamps" if digits else "dates"
+    notes.append(f"numbers such as {values[0]} are read as {what}")
+    seconds = days * 86400 + hour * 3600 + minute * 60 + second
+    return seconds, 1 if digits else 0, None
 
 
 def looks_like_time(text: str) -> bool:

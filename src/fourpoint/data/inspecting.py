@@ -56,6 +56,7 @@ BUDGET = 60  # seconds of training that are recommended for a first fit
 FEW_STEPS_BACK = 3  # where clocks may have been set back
 MOST_LOOKED_AT = 1_000_000  # rows whose other columns are looked at
 MOST_TYPES, FEWEST_OF_TYPE = 30, 20  # values of a column of types, and rows for each of them
+AT_PEAKS = 2.0  # times as many copies by chance as at a constant rate, where the rate has a rhythm
 MANY_TIES, TIMES_CHANCE = 0.02, 10.0  # share of zero gaps to remark on, and times that of chance
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 ENTITIES = ("customer", "user", "client", "patient", "machine", "device", "account", "member")
@@ -300,9 +301,9 @@ def _remarks(source: object, reading: Reading) -> list[str]:
         found += _possible_types([name for name in names if name not in constant], held)
     rows = pa.table({str(i): column for i, column in enumerate(held.values())})
     copies = len(rows) - len(rows.group_by(rows.column_names).aggregate([]))
-    only_dates = reading.data.log is not None and reading.data.log.noon
-    by_chance = _ties_by_chance(reading) if only_dates else 0.0
-    if copies > by_chance + 3 * by_chance**0.5:
+    described = rows.drop_columns([str(list(held).index(roles.time))])
+    by_chance = _copies_by_chance(reading, described)
+    if copies > AT_PEAKS * by_chance + 3 * by_chance**0.5:
         found.append(
             f"{copies:,} rows are exact copies of other rows: if they were exported twice, remove "
             "them, since they would look like clustering"
@@ -321,9 +322,10 @@ def _possible_types(names: list[str], held: Mapping[str, pa.ChunkedArray]) -> li
     }
     if not few:
         return []
-    listed = " and ".join(f"{name!r} ({count} values)" for name, count in list(few.items())[:3])
+    some = [f"{name!r} ({count} values)" for name, count in list(few.items())[:3]]
+    listed = ", ".join(some[:-1]) + " or " if len(some) > 1 else ""
     option = f"--mark {shlex.quote(next(iter(few)))}"
-    return [f"{listed} could tell types of events apart: {option}, for example"]
+    return [f"{listed}{some[-1]} could tell types of events apart: {option}, for example"]
 
 
 def _constant_columns(
@@ -342,14 +344,40 @@ def _constant_columns(
     return found
 
 
+def _copies_by_chance(reading: Reading, described: pa.Table) -> float:
+    """How many rows are copies of others if events come independently at a constant rate: of n
+    events with the same description in K ticks of the timestamps, n - K (1 - exp(-n / K)).
+    """
+    data = reading.data
+    width = _tick(reading)
+    if not width:
+        return 0.0
+    observed = float(data.durations.sum())
+    if reading.roles.sequence is not None:  # the description names the sequence
+        observed /= len(data)
+    ticks = max(observed / width, 1.0)
+    if described.column_names:
+        grouped = described.group_by(described.column_names).aggregate([([], "count_all")])
+        alike = grouped["count_all"].to_numpy()
+    else:
+        alike = np.array([len(reading.data.times)])
+    return float((alike + ticks * np.expm1(-alike / ticks)).sum())
+
+
+def _tick(reading: Reading) -> float:
+    """The resolution of timestamps in the data's unit of time."""
+    width = resolution(reading.data, reading.clock)
+    if reading.clock is not None:
+        width /= SECONDS.get(reading.data.unit, 1.0)
+    return width
+
+
 def _ties_by_chance(reading: Reading) -> float:
     """How many pairs of events have the same timestamp if events come independently: of n events in
     a window of length T, about n^2 r / 2T at a resolution r.
     """
     data = reading.data
-    width = resolution(data, reading.clock)
-    if reading.clock is not None:
-        width /= SECONDS.get(data.unit, 1.0)
+    width = _tick(reading)
     lengths = np.maximum(data.durations, width)
     if not width:
         return 0.0

@@ -22,7 +22,7 @@ from fourpoint.data.calendar_windows import CALENDAR, By
 from fourpoint.data.clocks import looks_like_time
 from fourpoint.data.opened import Table
 from fourpoint.data.places import OWN, Place, guessed_places, place_names
-from fourpoint.events import SPLITS
+from fourpoint.events import SPLITS, EventDataError
 
 NONE = "none"  # what a user writes where there is no such column
 # Names of columns, the likeliest first.
@@ -34,7 +34,7 @@ TIMES_TEXT = """
 MARKS_TEXT = """
     mark marks type event_type type_event types kind label labels category class event event_name
     action activity reason topic call_type incident_type complaint_type crime_type primary_type
-    eventtype
+    eventtype alert alarm fault typ art kategorie ereignis tipo categoria categoría catégorie
 """
 SEQUENCES_TEXT = """
     seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id
@@ -46,6 +46,7 @@ TIMES, MARKS, SEQUENCES = (text.split() for text in (TIMES_TEXT, MARKS_TEXT, SEQ
 TIME_NAME = re.compile(r"(^|_)(at|time|date|datetime|timestamp|ts|on)$|^(time|date)_")
 MARK_NAME = re.compile(r"_(type|kind|category|class|label|mark|event)$")
 SURE_MARK = re.compile(r"(^|_)(marks?|types?|kind|category|class|labels?)(_|$)")
+VALUE = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")  # a number in place of a column's name
 SEQUENCE_NAME = re.compile(r"^id$|_id$")
 
 
@@ -345,7 +346,12 @@ class _Guess:
             for name in self.names
             if self.plain[name] == word and self.kind(name) == "text"
         ]
+        if found and looks_like_time(found[0]):
+            raise self._no_header(found[0])
         if not found:
+            value = next((name for name in self.names if VALUE.fullmatch(name)), None)
+            if value is not None:
+                raise self._no_header(value)
             listed = ", ".join(map(repr, self.names[:12])) + (
                 ", ..." if len(self.names) > 12 else ""
             )
@@ -358,6 +364,15 @@ class _Guess:
                 "a column of times", f"none among {listed or 'no columns'} looks like one", remedy
             )
         return found[0]
+
+    def _no_header(self, value: str) -> EventDataError:
+        """The error for a table whose first row was taken for the names of its columns."""
+        return self.table.error(
+            "a header line",
+            f"{value!r} as the name of a column",
+            "Put the names of the columns into the first line, or name the column of times with "
+            "time= (--time).",
+        )
 
     def rivals(self, time: str) -> tuple[str, ...]:
         """Other columns that hold stamps."""

@@ -52,6 +52,10 @@ EXPECTED = {
 }
 MAGIC = {b"PAR1": "parquet", b"ARROW1": "arrow", b"\xff\xff\xff\xff": "arrow", b"{": "json"}
 SUSPECT = 50  # text and numbers shrink by less than this
+FOREIGN = {  # first bytes of what looks like text by its ending, or has none that is known
+    b"PK\x03\x04": "a ZIP archive, such as an Excel workbook",
+    b"\xd0\xcf\x11\xe0": "an Excel workbook",
+}
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -80,6 +84,7 @@ def _open_file(path: Path) -> Table:
     if path.is_file() or path.is_dir() or not path.exists():  # what a pipe holds is not known yet
         check_file(path, expected, lambda other: _kind(other)[0])
     try:
+        _check_foreign(path, kind)
         if not kind:
             kind, codec = _sniff(path)
         if kind in ("csv", "tsv"):
@@ -101,6 +106,22 @@ def _kind(path: Path) -> tuple[str, str | None]:
     codec = CODECS.get(endings[-1]) if endings else None
     inner = endings[-2:-1] if codec else endings[-1:]
     return (KINDS.get(inner[0], "") if inner else ""), codec
+
+
+def _check_foreign(path: Path, kind: str) -> None:
+    """Refuse workbooks and archives that would be read as text."""
+    if kind in ("parquet", "arrow") or not path.is_file():
+        return
+    with path.open("rb") as file:
+        first = file.read(4)
+    for magic, what in FOREIGN.items():
+        if first.startswith(magic):
+            raise EventDataError(
+                "a file of CSV, TSV, JSON Lines, Parquet or Arrow",
+                f"{path}, which is {what}",
+                "Save the sheet of a workbook as CSV UTF-8, or pass the table that "
+                "pandas.read_excel returns to fp.read; unpack an archive.",
+            )
 
 
 def _sniff(path: Path) -> tuple[str, str | None]:
@@ -129,6 +150,8 @@ def _unreadable(path: Path, kind: str, error: Exception) -> EventDataError:
             "Convert it, for example with pandas: "
             "pandas.read_csv(file).to_parquet('events.parquet')."
         )
+    elif isinstance(error, UnicodeDecodeError):
+        remedy = "Save the file as UTF-8."
     return EventDataError(
         EXPECTED.get(kind, "a file of events"),
         f"{path}, which cannot be read as one ({reason(error)})",
