@@ -183,6 +183,19 @@ def test_grouped_rows_are_not_moved(store: Any) -> None:
 # Windows
 
 
+def test_a_log_far_from_zero_begins_at_its_first_event() -> None:
+    """Serial dates of a spreadsheet: 45,292 days before the first event were not observed."""
+    days = 45_292.0 + np.arange(60) / 3
+    found = read_with_notes({"time": days})
+    assert found.data.starts.tolist() == [45_292.0] and found.data.stops.tolist() == [days[-1]]
+    assert found.notes[-1].startswith("no window in the file: events are further from 0 than from")
+    assert read({"time": days - 45_290.0}).starts.tolist() == [0.0]
+    assert read({"time": days[:10]}).starts.tolist() == [0.0]
+    two = {"time": np.tile(days, 2), "seq_id": np.repeat([0, 1], 60)}
+    assert read(two, time="time", sequence="seq_id").starts.tolist() == [0.0, 0.0]
+
+
+
 def test_windows_are_inferred_and_said(store: Any) -> None:
     data = read(store({"seq_id": [0, 0, 1, 2, 2], "t": [1.0, 4.0, 0.0, -2.0, 3.0]}))
     assert data.inferred and data.starts.tolist() == [0, 0, -2] and data.stops.tolist() == [4, 1, 3]

@@ -30,6 +30,7 @@ from fourpoint.events.dates import SECONDS, unit_for
 Stamp = float | str | datetime.date
 Window = tuple[Stamp, Stamp] | Literal["each", "all"]
 DAY = 86400.0  # seconds
+FEWEST_FAR = 20  # events of a log whose start is read off them
 MANY_DATES = 20  # events that are all stamped with a date alone: no chance
 
 
@@ -86,11 +87,23 @@ def lay_numbers(
         return layout(starts, stops, False)
     # As events.inferred_window, for all sequences at once; here each has an event.
     starts = np.minimum(0.0, times[rows.offsets[:-1]])
+    if len(ids) == 1 and far_from_zero(times):
+        starts = times[:1].copy()
     stops = times[rows.offsets[1:] - 1]
     if window == "all":
         starts = np.full(len(ids), starts.min())
         stops = np.full(len(ids), stops.max())
     return layout(starts, np.where(stops > starts, stops, starts + 1.0), True)
+
+
+def far_from_zero(times: NDArray[np.float64]) -> bool:
+    """Whether a log does not begin at 0: its events are further from 0 than from one another, as
+    Julian days, serial dates of a spreadsheet and decimal years are.
+
+    >>> far_from_zero(np.arange(45_000.0, 45_100.0)), far_from_zero(np.arange(5.0, 105.0))
+    (True, False)
+    """
+    return len(times) >= FEWEST_FAR and float(times[0]) > float(times[-1] - times[0])
 
 
 def lay_calendar(

@@ -118,7 +118,8 @@ def read(
             times such as ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to
             the last, for every sequence) or "each" (from the first event of a sequence to its
             last). By default it is what the file says; else whole units of the calendar, "all" for
-            stamps, and for numbers min(0, t_1) to t_N of each sequence.
+            stamps, and for numbers min(0, t_1) to t_N of each sequence; t_1 to t_N of a single
+            log that is further from 0 than it is long.
         time_unit: the unit of the times that come back, for stamps ("hours"; by default by the
             length of the windows). For plain numbers it names the unit they are in; "as given" also
             keeps large numbers from being read as epochs.
@@ -307,7 +308,12 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
     ['50.0% of gaps are zero (ties kept; --ties error|jitter|drop)']
     """
     notices = []
-    if data.inferred:
+    if data.inferred and len(data) == 1 and data.starts[0] > 0:
+        notices.append(
+            "no window in the file: events are further from 0 than from one another, so the log is "
+            "taken as observed from its first event to its last; --window A B overrides"
+        )
+    elif data.inferred:
         notices.append(
             "no windows in the file: each sequence is taken as observed from min(0, first "
             "event) to its last event; --window A B overrides"
