@@ -2,8 +2,8 @@
 
     python scripts/site/execute.py cells.json folder
 
-``cells.json`` holds ``{"page": name, "inches": width, "cells": [{"kind", "source", "line"}, ...]}``,
-where the width is that of the page: wider figures are drawn with this width. Python cells
+``cells.json`` holds ``{"page": name, "inches": width, "cells": [...]}``, each cell with ``kind``,
+``source`` and ``line``. Figures that are wider than the page are drawn with its width. Python cells
 share one namespace; shell cells are run by bash in the same working directory. The folder gets
 ``outputs.json``, a list of outputs for each cell (``text`` or ``image``), and the figures as PNG
 files. The first cell that fails ends the run with exit code 1 and its place in the page.
@@ -86,8 +86,8 @@ def run_shell(source: str) -> list[dict[str, Any]]:
 
 
 def save_figures(folder: Path, number: int, widest: float) -> list[dict[str, Any]]:
-    """Save and close the figures that the cell has left open, at most ``widest`` inches wide, so that
-    a page shows their text in its own size.
+    """Save and close the figures that the cell has left open, at most ``widest`` inches wide: a page
+    then shows their text in its own size.
     """
     import matplotlib.pyplot as plt
 
