@@ -86,7 +86,7 @@ def run_shell(source: str) -> list[dict[str, Any]]:
 
 
 def save_figures(folder: Path, number: int, widest: float) -> list[dict[str, Any]]:
-    """Save and close the figures that the cell has left open, at most ``widest`` inches wide: a page
+    """Save and close the open figures of a cell, at most ``widest`` inches wide: a page
     then shows their text in its own size.
     """
     import matplotlib.pyplot as plt
