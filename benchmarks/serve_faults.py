@@ -1,17 +1,20 @@
 """Faults of the service, each with its result: nothing that was acknowledged is lost, nothing is
 counted twice, and the state is that of an uninterrupted run, bit for bit.
 
-    python benchmarks/serve_faults.py [--faults kills-sqlite kills-postgres postgres disk clock
-    delivery] [--kills 100] [--events 20000] [--quick]
+    python benchmarks/serve_faults.py [--faults kills-sqlite kills-postgres postgres redis disk
+    clock delivery] [--kills 100] [--events 20000] [--quick]
 
     kills-sqlite     kill -9 of the service ``--kills`` times while three clients send
     kills-postgres   the same with PostgreSQL
     postgres         kill -9 of PostgreSQL and all its processes, five times, under load
+    redis            kill -9 of Redis, from whose stream the service reads, and of the service, five
+                     times each
     disk             the file system of the store is full for a while (a small tmpfs; needs root)
     clock            the machine's clock goes back 40 days (a clock of this process alone)
     delivery         every event twice, and out of order within the lateness, to a killed service
 
-Clients send a batch until it is acknowledged, so that some batches come twice. At the end the hash
+Clients send a batch until it is acknowledged (by Redis, where events go there), so that some
+batches come twice. At the end the hash
 of all entities (GET /v1/digest) is compared with that of a service that got every event once, in
 order, without a fault, and every event is looked for in the store.
 """
@@ -20,6 +23,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,6 +41,7 @@ from records import Record, options
 from service_processes import (
     Client,
     Postgres,
+    Redis,
     Service,
     batch_of_events,
     postgres_programs,
@@ -292,6 +298,66 @@ def postgres(asked: argparse.Namespace, record: Record, folder: Path) -> None:
             service.close()
 
 
+def redis(asked: argparse.Namespace, record: Record, folder: Path) -> None:
+    """kill -9 of Redis, from which the service reads, and of the service."""
+    if shutil.which("redis-server") is None:
+        raise Missing("redis-server is not installed")
+    batches = events_of(asked)
+    expected = uninterrupted(folder, batches)
+    (folder / "redis").mkdir()
+    server = Redis(folder / "redis")
+    broker = ("--redis", server.url, "--partitions", "1", "--snapshot-events", "1000")
+    service = Service(folder / "model", f"sqlite:///{folder}/state.db", *broker)
+    found = Found()
+    service.start()
+    rng = np.random.default_rng(0)
+    count = min(2 * min(5, asked.kills), len(batches))
+    chosen = rng.choice(len(batches), size=count, replace=False).tolist()
+    try:
+        for n, batch in enumerate(batches):
+            if n not in chosen:
+                append(server, batch, found)
+                continue
+            sending = threading.Thread(target=append, args=(server, batch, found), daemon=True)
+            sending.start()
+            time.sleep(float(rng.random()) * 0.02)
+            if chosen.index(n) % 2:
+                service.kill()
+                found.restart.append(service.start())
+            else:
+                server.kill()
+                time.sleep(0.3)
+                server.start()
+            found.faults += 1
+            sending.join()
+        until = time.monotonic() + 600.0
+        while service.get("/v1/digest")[1]["events"] < asked.events and time.monotonic() < until:
+            time.sleep(0.1)
+        judged(record, "redis", service, found, expected)
+    finally:
+        service.close()
+        server.kill()
+
+
+def append(server: Redis, batch: Batch, found: Found) -> None:
+    """Append a batch to the stream until Redis has confirmed it, and note it."""
+    import redis
+
+    while True:
+        try:
+            with contextlib.closing(server.client()) as client:
+                pipe = client.pipeline(transaction=False)
+                for event in batch:
+                    pipe.xadd("events", {"event": json.dumps(event)})
+                pipe.execute()
+        except redis.RedisError:
+            found.retried += 1
+            time.sleep(0.02)
+            continue
+        found.acknowledged.update(event["id"] for event in batch)
+        return
+
+
 def disk(asked: argparse.Namespace, record: Record, folder: Path) -> None:
     """A file system that is full for a while."""
     batches = events_of(asked)
@@ -411,6 +477,7 @@ FAULTS: dict[str, Callable[[argparse.Namespace, Record, Path], None]] = {
     "kills-sqlite": kills_sqlite,
     "kills-postgres": kills_postgres,
     "postgres": postgres,
+    "redis": redis,
     "disk": disk,
     "clock": clock,
     "delivery": delivery,
