@@ -459,14 +459,17 @@ def test_the_command_prints_json(csv_log: Path, tmp_path: Path) -> None:
     assert "<svg" in text
 
 
-def test_the_command_prints_sentences(csv_log: Path) -> None:
-    result = CliRunner().invoke(
-        app, ["compare", str(csv_log), "--models", CLOSED, "--time-budget", "600"]
-    )
+def test_the_command_prints_sentences_and_fills_a_folder(csv_log: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cmp"
+    words = ["--models", CLOSED, "--time-budget", "600", "-o", str(folder)]
+    result = CliRunner().invoke(app, ["compare", str(csv_log), *words])
     assert result.exit_code == 0, result.output
     assert "Use: calendar" in result.stdout
     assert "95% interval" in result.stdout
     assert "next: fourpoint fit" in result.stderr
+    assert "What explains calls.csv?" in (folder / "report.html").read_text()
+    numbers = json.loads((folder / "comparison.json").read_text())
+    assert numbers["recommended"] == "calendar"
 
 
 @pytest.mark.parametrize(
@@ -484,3 +487,11 @@ def test_the_command_refuses(csv_log: Path, words: list[str], said: str) -> None
     assert result.exit_code == 2
     assert said in result.stderr
     assert "what to do:" in result.stderr
+
+
+def test_a_page_is_not_written_over_a_file_of_another_kind(csv_log: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    result = CliRunner().invoke(app, ["compare", str(csv_log), "-o", str(tmp_path / "notes")])
+    assert result.exit_code == 2
+    assert "which is a file" in result.stderr.replace("\n", " ")
+    assert (tmp_path / "notes").read_text() == "mine"

@@ -70,6 +70,50 @@ def test_days_follow_the_calendar_and_hours_the_clock() -> None:
     assert spring.edges(1.0, 2.0, "15min").tolist() == [1.0, 1.25, 1.5, 1.75, 2.0]
 
 
+def clock(dates: Dates, start: float, stop: float, by: str) -> list[str]:
+    edges = dates.clock_edges(start, stop, by)
+    assert edges is not None and edges[0] == start and edges[-1] == stop
+    return [text[-5:] if "+" not in text else text[11:] for text in dates.texts(edges)]
+
+
+def test_intervals_of_the_clock() -> None:
+    june = at("2025-06-03 22:30")  # a Tuesday
+    assert clock(june, 0.0, 3.0, "1h") == ["22:30", "23:00", "00:00", "01:00", "01:30"]
+    assert clock(june, 0.0, 0.75, "15min") == ["22:30", "22:45", "23:00", "23:15"]
+    assert june.texts(june.clock_edges(0.0, 48.0, "1d")) == [
+        "2025-06-03 22:30",
+        "2025-06-04 00:00",
+        "2025-06-05 00:00",
+        "2025-06-05 22:30",
+    ]
+    weeks = june.clock_edges(0.0, 14 * 24.0, "1w")
+    assert june.texts(weeks)[1:-1] == ["2025-06-09 00:00", "2025-06-16 00:00"]
+    # From a full hour on they are the intervals from the start.
+    assert np.array_equal(june.clock_edges(0.5, 4.5, "1h"), june.edges(0.5, 4.5, "1h"))
+    # What does not divide a day has no place on the clock, and numbers count from the start.
+    for by in ("7h", "1d 1h", "1.5 days", "0h", "2"):
+        assert june.clock_edges(0.0, 3.0, by) is None
+    with pytest.raises(UserError, match="at most 100,000 intervals"):
+        june.clock_edges(0.0, 1e4, "1s")
+    plain = Dates(0.0, "minutes")
+    assert plain.clock_edges(50.0, 130.0, "1h").tolist() == [50.0, 60.0, 120.0, 130.0]
+
+
+def test_intervals_of_the_clock_when_clocks_change() -> None:
+    autumn = at("2025-10-26 01:30")  # three o'clock becomes two o'clock
+    hours = ["01:30", "02:00+02:00", "02:00+01:00", "03:00", "03:30"]
+    assert clock(autumn, 0.0, 3.0, "1h") == hours
+    assert np.diff(autumn.clock_edges(0.0, 30.0, "6h")).tolist() == [5.5, 6.0, 6.0, 6.0, 6.0, 0.5]
+    spring = at("2025-03-30 00:30")  # two o'clock becomes three o'clock
+    assert clock(spring, 0.0, 3.0, "1h") == ["00:30", "01:00", "03:00", "04:00", "04:30"]
+    assert np.diff(spring.clock_edges(0.0, 6.5, "6h")).tolist() == [4.5, 2.0]
+    # In Sao Paulo the day itself began at one o'clock, on Lord Howe clocks change by half an hour.
+    brazil = at("2018-11-03 12:30", zone="America/Sao_Paulo")
+    assert brazil.texts(brazil.clock_edges(0.0, 20.0, "1d"))[1] == "2018-11-04 01:00"
+    island = at("2025-10-05 01:30", zone="Australia/Lord_Howe")
+    assert clock(island, 0.0, 2.0, "1h") == ["01:30", "02:30", "03:00", "04:00"]
+
+
 @pytest.mark.parametrize(
     ("text", "hours"),
     [("4h", 4), ("30d", 720), ("15min", 0.25), ("1w", 168), ("2h30min", 2.5), ("1.5 days", 36)],

@@ -381,6 +381,22 @@ def test_dates_in_dates_out_across_a_change_of_clocks() -> None:
     assert one.column("stop") == table.column("stop")
 
 
+def test_intervals_after_the_end_of_a_log_are_those_of_the_clock() -> None:
+    stamps = ["2025-10-24T09:00:00+02:00", "2025-10-25T23:31:00+02:00"]
+    data = fp.read(pa.table({"when": stamps}), timezone="Europe/Berlin", time_unit="hours")
+    table = forecasts(Poisson(), data, "5h", by="1h", paths=10)
+    shown = [value.isoformat()[11:16] for value in table.column("start").to_pylist()]
+    assert shown == ["23:31", "00:00", "01:00", "02:00", "02:00", "03:00"]  # clocks go back
+    printed = fp.forecast(Poisson(), data[0], "5h", by="1h", paths=10)
+    assert printed.counts.edges.tolist()[:-1] == pytest.approx([38.51666, 39, 40, 41, 42, 43], 1e-5)
+    # A time that is asked for is where intervals begin.
+    table = forecasts(Poisson(), data, "2h", by="1h", at="2025-10-25 23:31", paths=10)
+    shown = [value.isoformat()[11:16] for value in table.column("start").to_pylist()]
+    assert shown == ["23:31", "00:31"]
+    printed = fp.forecast(Poisson(), data[0], "2h", by="1h", at="2025-10-25 23:31", paths=10)
+    assert np.allclose(np.diff(printed.counts.edges), 1.0)
+
+
 def test_tables_of_pandas_polars_and_arrow_go_in_and_come_out() -> None:
     columns = {"who": ["a", "a", "b"], "t": [1.0, 4.0, 2.5], "what": ["red", "blue", "red"]}
     model = Hawkes(MARKS, baseline=0.5, branching=0.3, decay=1.0)

@@ -10,12 +10,13 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Literal
 
-from fourpoint.atomic import check_new_file
+from fourpoint.atomic import check_new_file, write_atomic
 from fourpoint.cli.checks import one_of
 from fourpoint.cli.console import print_all, print_notice
 from fourpoint.cli.options import ReadingOptions
 from fourpoint.cli.reading import open_events
 from fourpoint.errors import UserError
+from fourpoint.strict_json import dumps
 
 if TYPE_CHECKING:
     from fourpoint.report.page import Page
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 LEAST_BUDGET = 1e-3  # seconds that are left to the comparison if reading took all of them
 CLOSING_SECONDS = 1.0  # for the table and the page
 PAGES = (".html", ".htm")
+PAGE, TABLE = "report.html", "comparison.json"  # in a folder
 OUTAGES: tuple[Literal["auto", "none"], ...] = ("auto", "none")
 
 
@@ -44,7 +46,7 @@ class Asked:
 
 def run_comparison(source: str, reading: ReadingOptions, asked: Asked, began: float) -> None:
     """Read, compare and print; ``began`` is when the time budget began to count."""
-    _check_page(asked.output)
+    page, table = _files(asked.output)
     outages = one_of("--outages", asked.outages, OUTAGES)
     if not asked.time_budget > 0:
         raise UserError(
@@ -69,18 +71,33 @@ def run_comparison(source: str, reading: ReadingOptions, asked: Asked, began: fl
     for note in found.notes:
         print_notice(note)
     print_all(found.to_dict(), [found, "\n".join(found.sentences)], asked.json)
-    if asked.output is not None:
-        page_of(found, source).write(asked.output)
-        print_notice(f"page: {asked.output}")
+    if page is not None:
+        page_of(found, source).write(page)
+        print_notice(f"page: {page}")
+    if table is not None:
+        write_atomic(table, dumps(found.to_dict(), indent=2) + "\n")
     if not asked.json:
         _print_next(found, source, reading)
 
 
-def _check_page(file: Path | None) -> None:
-    """Refuse a page that cannot be written, before anything is computed."""
-    if file is None:
-        return
-    check_new_file(file, PAGES, "a page with the ending .html", f"{file.stem}.html")
+def _files(output: Path | None) -> tuple[Path | None, Path | None]:
+    """Where the page and the JSON go: a name with the ending .html is the page alone, and one
+    without an ending, or that of a folder, is a folder with both. What cannot be written is refused
+    before anything is computed.
+    """
+    if output is None:
+        return None, None
+    if output.suffix and not output.is_dir():
+        expected = "a page with the ending .html, or a folder"
+        check_new_file(output, PAGES, expected, f"{output.stem}.html")
+        return output, None
+    if output.exists() and not output.is_dir():
+        raise UserError(
+            "a page with the ending .html, or a folder",
+            f"{output}, which is a file",
+            f"Choose another name, such as {output.name}.html.",
+        )
+    return output / PAGE, output / TABLE
 
 
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:

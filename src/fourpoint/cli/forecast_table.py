@@ -68,12 +68,12 @@ class TableOptions:
         check_table_file(self.output)
         self.levels()
 
-    def parts(self, events: Dataset, length: float, windows: int | None) -> int:
-        """Into how many equal parts a horizon of this ``length`` is cut without a table."""
+    def check_intervals(self, events: Dataset, length: float, windows: int | None) -> None:
+        """Refuse intervals of a printed forecast that do not divide its horizon, ``length``."""
         from fourpoint.events.dates import in_units
 
         if self.by is None:
-            return WINDOWS if windows is None else windows
+            return
         check_applies("a forecast with --by", "--windows", windows is None)
         interval = in_units(self.by, events.unit)
         count = round(length / interval) if interval > 0 else 0
@@ -83,7 +83,14 @@ class TableOptions:
                 f"--by {self.by} with --horizon {self.horizon}",
                 "Choose another length, or write a table with -o FILE.",
             )
-        return count
+
+    def printed_by(self, events: Dataset) -> float | str | None:
+        """``--by`` of a printed forecast: a number in the unit of ``events`` without dates."""
+        from fourpoint.events.dates import in_units
+
+        if self.by is None or events.dates(0) is not None:
+            return self.by
+        return in_units(self.by, events.unit)
 
     def plan(self, model: PointProcess, paths: int, events: Dataset) -> Plan:
         """What is to be forecast of ``events``."""

@@ -267,7 +267,12 @@ def compare(
     json: typed.Json = False,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Write one page of HTML."),
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="Write one page, NAME.html, or a folder with report.html and comparison.json.",
+        ),
     ] = None,
     jobs: typed.Jobs = None,
     ray: typed.Ray = None,
@@ -749,7 +754,12 @@ def forecast(
     up to a horizon. With -o: counts per sequence, interval and type as a table, with --all of every
     sequence.
     """
-    from fourpoint.cli.forecast_table import TableOptions, interval_or_column, write_table
+    from fourpoint.cli.forecast_table import (
+        WINDOWS,
+        TableOptions,
+        interval_or_column,
+        write_table,
+    )
     from fourpoint.inference.forecasting import forecast as look_ahead
 
     check_picture(plot)
@@ -773,7 +783,7 @@ def forecast(
         return
     one = chosen_sequence(events, sequence)
     length = horizon_after(events, one, at, horizon)
-    parts = table.parts(events, length, windows)
+    table.check_intervals(events, length, windows)
     futures = 1000 if paths is None else paths
     draws = None
     if uncertain:
@@ -783,7 +793,8 @@ def forecast(
     found = look_ahead(
         *(model, one, length, futures, seed),
         at=at,
-        windows=parts,
+        windows=WINDOWS if windows is None else windows,
+        by=table.printed_by(events),
         uncertainty=draws,
         progress=True,
     )

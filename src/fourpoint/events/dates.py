@@ -308,6 +308,54 @@ class Dates:
             edges.append(later)
         raise _too_many(by)
 
+    def clock_edges(self, start: float, stop: float, by: float | str) -> Floats | None:
+        """The ends of intervals between times at which clocks show a multiple of ``by``: full hours
+        for "1h", midnights for "1d", midnights before Mondays for "1w". The first interval begins
+        at ``start`` and the last is cut at ``stop``. An hour of the day that occurs twice is two
+        intervals, and one that clocks skip is none.
+
+        None where ``by`` is a number, or not a whole number of days or weeks nor a part of a day.
+
+        >>> Dates(0.0, "hours").clock_edges(0.75, 2.5, "1h").tolist()
+        [0.75, 1.0, 2.0, 2.5]
+        """
+        if as_number(by) is not None:
+            return None
+        days, seconds = parse_duration(str(by))
+        step = round(1e6 * seconds)
+        if (days and step) or (not days and (step <= 0 or DAY % step)):
+            return None
+        if (stop - start) * SECONDS[self.unit] > MOST_INTERVALS * (86400 * days + seconds):
+            raise _too_many(by)
+        first, last = (int(moment) for moment in self.microseconds([start, stop]))
+        day = self._wall(first).replace(hour=0, minute=0, second=0, microsecond=0)
+        if days:
+            weekday = day.weekday() if days % 7 == 0 else 0
+            day -= dt.timedelta(days=weekday)
+        moments: set[int] = set()
+        reached = first
+        while reached < last:
+            walls = [day + dt.timedelta(microseconds=k * step) for k in range(DAY // (step or DAY))]
+            found = [moment for wall in walls for moment in self._moments(wall)]
+            moments.update(moment for moment in found if first < moment < last)
+            reached = max(found)
+            day += dt.timedelta(days=days or 1)
+        return np.array([start, *(self._time_of(moment) for moment in sorted(moments)), stop])
+
+    def _wall(self, moment: int) -> dt.datetime:
+        """What a clock on the wall shows so many microseconds after 1970."""
+        if self.zone is None:
+            return EPOCH + dt.timedelta(microseconds=moment)
+        return _local(moment, self.zone).replace(tzinfo=None)
+
+    def _moments(self, wall: dt.datetime) -> list[int]:
+        """When clocks show ``wall``, once or twice, or the first moment after it if they never
+        do.
+        """
+        if self.zone is None:
+            return [_since_1970(wall)]
+        return _instants(wall, self.zone) or [_first_from(wall, self.zone)]
+
     def _multiple(self, start: float, by: float | str, count: int) -> float:
         """``count`` intervals after ``start``, without adding up rounding or cut days."""
         number = as_number(by)
@@ -368,10 +416,21 @@ class Dates:
 
 
 def edges_of(
-    dates: Dates | None, start: float, stop: float, by: float | str, unit: str = ""
+    dates: Dates | None,
+    start: float,
+    stop: float,
+    by: float | str,
+    unit: str = "",
+    *,
+    on_clock: bool = False,
 ) -> Floats:
-    """As :meth:`Dates.edges`; without dates ``by`` is a number, or a duration in ``unit``."""
+    """As :meth:`Dates.edges`, or :meth:`Dates.clock_edges` where intervals are ``on_clock`` and can
+    be; without dates ``by`` is a number, or a duration in ``unit``.
+    """
     if dates is not None:
+        edges = dates.clock_edges(start, stop, by) if on_clock else None
+        if edges is not None:
+            return edges
         return dates.edges(start, stop, by)
     width = in_units(by, unit)
     if not width > 0 or not math.isfinite(width):

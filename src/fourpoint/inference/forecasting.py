@@ -31,7 +31,7 @@ from fourpoint.events import (
     check_marks,
     only_sequence,
 )
-from fourpoint.events.dates import Dates, Moment, length_after, shown, time_at
+from fourpoint.events.dates import Dates, Moment, edges_of, length_after, shown, time_at
 from fourpoint.inference.next_events import density_threshold, intervals_above
 from fourpoint.inference.sampling import (
     Paths,
@@ -315,6 +315,7 @@ def forecast(
     *,
     at: Moment | None = None,
     windows: int = 4,
+    by: float | str | None = None,
     uncertainty: Uncertainty | None = None,
     progress: bool = False,
 ) -> Forecast:
@@ -330,6 +331,8 @@ def forecast(
             it lies after the end of the window, events are counted from then on, what happens
             before is part of the sampled futures, and ``Forecast.at`` is the end of the window.
         windows: equal parts of the horizon in which events are counted.
+        by: length of intervals in which they are counted instead (:func:`fourpoint.forecasts`):
+            full hours of the clock for "1h", where the sequence has dates and ``at`` is None.
         uncertainty: draws of the model's parameters (`fp.uncertainty`). Paths are then drawn from
             the model with each of several draws, so that counts and the band of the rate include
             the uncertainty of what was learned; the next event's law is that of the estimate.
@@ -354,18 +357,21 @@ def forecast(
     now = past.stop
     length = length_after(past.dates, begin, horizon)
     _check(length, paths, windows)
+    edges = np.linspace(begin, begin + length, windows + 1)
+    if by is not None:
+        unit = "" if past.dates is None else past.dates.unit
+        edges = edges_of(past.dates, begin, begin + length, by, unit, on_clock=at is None)
     length += begin - now
     with eval_mode(model):
         here = remember(model, past.batch())
         earlier = _past_rate(model, past, now, length)
     found = forecast_from(
-        *(model, here, past, earlier, now, length, paths, seed, windows, progress),
+        *(model, here, past, earlier, now, length, paths, seed, edges, progress),
         calibration=model.calibration,
-        begin=begin,
     )
     if uncertainty is None:
         return found
-    return _with_uncertainty(found, model, uncertainty, paths, seed, windows)
+    return _with_uncertainty(found, model, uncertainty, paths, seed)
 
 
 def _with_uncertainty(
@@ -374,14 +380,12 @@ def _with_uncertainty(
     uncertainty: Uncertainty,
     paths: int,
     seed: int,
-    windows: int,
 ) -> Forecast:
     """The same with counts and rates of paths from the model with several draws of its parameters.
 
     Draws that explode before the horizon are left out, and a note says so.
     """
     now, end = found.at, found.at + found.horizon
-    begin = float(found.counts.edges[0])
     members = min(MEMBERS, len(uncertainty), paths)
     each = -(-paths // members)
     drawn: list[Sequence] = []
@@ -409,11 +413,9 @@ def _with_uncertainty(
     notes = [*found.notes, "counts and rates include the uncertainty of parameters"]
     if refused:
         notes.append(f"{refused} of {members} draws of parameters explode and are left out")
-    calibration = model.calibration
-    levels = None
-    if calibration is not None and begin <= now:
-        levels = calibration.count_levels(found.horizon, windows)
-    counts = _counts(everything, begin, end, windows, levels)
+    edges = found.counts.edges
+    levels = _count_levels(model.calibration, now, found.horizon, edges)
+    counts = _counts(everything, edges, levels)
     band = _rate_band(grid, torch.cat(rates))
     return replace(found, counts=counts, rate=band, paths=everything, notes=tuple(notes))
 
@@ -427,21 +429,22 @@ def forecast_from(
     horizon: float,
     paths: int = 1000,
     seed: int = 0,
-    windows: int = 4,
+    windows: int | Floats = 4,
     progress: bool = False,
     calibration: Calibration | None = None,
-    begin: float | None = None,
 ) -> Forecast:
     """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream
     has.
 
     ``past`` are the events that a picture shows, and ``earlier`` times and total rates before now;
     a model that cannot go on from a history needs all of its events in ``past``. Events are counted
-    from ``begin`` on, by default from now.
+    in ``windows`` equal parts of the horizon, or between the times that ``windows`` holds.
     """
-    _check(horizon, paths, windows)
+    parts = windows if isinstance(windows, int) else len(windows) - 1
+    _check(horizon, paths, parts)
     end = now + horizon
-    begin = now if begin is None else begin
+    edges = np.linspace(now, end, parts + 1) if isinstance(windows, int) else windows
+    begin = float(edges[0])
     with eval_mode(model):
         notes = _notes(model, here, end, past.dates) + carried_forward(past, end)
         if begin > now:
@@ -456,10 +459,8 @@ def forecast_from(
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
         drawn = _futures(model, here, now, end, paths, seed, progress)
         band = _band(model, here, past, drawn.data, now, end, progress)
-    levels = None
-    if calibration is not None and begin <= now:
-        levels = calibration.count_levels(float(horizon), windows)
-    counts = _counts(drawn.data, begin, end, windows, levels)
+    levels = _count_levels(calibration, now, float(horizon), edges)
+    counts = _counts(drawn.data, edges, levels)
     if calibration is not None:
         notes.append(_calibrated(calibration, levels is not None))
     head = (now, float(horizon), model.marks, following, counts, band)
@@ -648,10 +649,21 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
     return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
 
 
-def _counts(
-    paths: Dataset, begin: float, end: float, windows: int, levels: tuple[Levels, ...] | None
-) -> Counts:
-    edges = np.linspace(begin, end, windows + 1)
+def _count_levels(
+    calibration: Calibration | None, now: float, horizon: float, edges: Floats
+) -> tuple[Levels, ...] | None:
+    """The calibrated levels of the intervals between ``edges``; None if there are none for them."""
+    if calibration is None or edges[0] > now or not nearly_equal(np.diff(edges)):
+        return None
+    return calibration.count_levels(horizon, len(edges) - 1)
+
+
+def nearly_equal(lengths: Floats) -> bool:
+    """Whether intervals have equal lengths but for changes of the clock."""
+    return bool(lengths.max() <= 1.1 * lengths.min())
+
+
+def _counts(paths: Dataset, edges: Floats, levels: tuple[Levels, ...] | None) -> Counts:
     counts = window_counts(paths, edges)
     low, high = np.quantile(counts, (0.05, 0.95), axis=0, method="inverted_cdf")
     total = counts.sum(2)

@@ -43,7 +43,7 @@ from fourpoint.events.dates import (
     shown,
     time_at,
 )
-from fourpoint.inference.forecasting import carried_forward, simulated_until
+from fourpoint.inference.forecasting import carried_forward, nearly_equal, simulated_until
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -64,6 +64,10 @@ NUMBERS = 2**24  # counts of a batch, unless one sequence has more
 PADDED = 2**17  # events of a batch with padding, unless one sequence has more
 PLAIN_PATHS = 4096  # that are sampled together without a kernel
 ENDINGS = (".parquet", ".csv")
+UNCALIBRATED = (
+    "quantiles are not calibrated: intervals have different lengths, and the model is calibrated "
+    "for equal ones, as from a time that --at names"
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Plan:
     seed: int
     whole: bool = False  # whether quantiles are whole numbers
     interval: float | None = None  # the probability of the interval from low to high
+    on_clock: bool = False  # whether intervals end at full hours or days, as `by` says
 
 
 class Interval(NamedTuple):
@@ -112,7 +117,9 @@ def forecasts(
             the options ``reading``; pass time_unit= as for training if the unit of time was chosen.
         horizon: how far to look: a number in the data's unit of time, or a duration such as "30d".
         by: length of the intervals in which events are counted; the last one is cut at the
-            horizon. None: one interval.
+            horizon. None: one interval. Where the data has dates and ``at`` is None, "1h" means
+            full hours of the clock, "1d" days from midnight and "1w" weeks from Monday: the first
+            interval, which begins at the end of the sequence, is then cut too.
         at: from when, a number or a date; by default the end of each sequence. Events up to and
             including it are known. It may lie after the end: what happens until then is part of the
             futures that are drawn, and is not counted.
@@ -203,7 +210,8 @@ def planned(
     if not len(data):
         raise UserError("at least one sequence", "a data set without any", "Read or select some.")
     begin = times_of(data, at, ahead=True)
-    plan = Plan(data, np.minimum(begin, data.stops), begin, horizon, by, levels, paths, seed)
+    known = np.minimum(begin, data.stops)
+    plan = Plan(data, known, begin, horizon, by, levels, paths, seed, on_clock=at is None)
     first = _edges(plan, 0)
     most = (len(first) - 1) * data.marks.count * paths
     require_memory(
@@ -344,6 +352,8 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     if plan.begin[late] > plan.at[late]:
         dates = plan.data.dates(late)
         notes.append(simulated_until(dates, float(plan.at[late]), float(plan.begin[late])))
+    if model.calibration is not None and not nearly_equal(np.diff(_edges(plan, row))):
+        notes.append(UNCALIBRATED)
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
         return notes
     when = shown(plan.data.dates(row), float(knots[0, -1]))
@@ -535,7 +545,7 @@ def _edges(plan: Plan, row: int) -> Floats:
         )
     if plan.by is None:
         return np.array([now, stop])
-    edges = edges_of(dates, now, stop, plan.by, unit)
+    edges = edges_of(dates, now, stop, plan.by, unit, on_clock=plan.on_clock)
     # What is left of the horizon after the last whole interval is one more, unless it is rounding.
     if len(edges) > 2 and edges[-1] - edges[-2] <= 1e-9 * length:
         edges = np.delete(edges, -2)
@@ -659,7 +669,7 @@ def count_levels(model: PointProcess, plan: Plan, group: Interval) -> tuple[Leve
         return None
     horizon = in_units(plan.horizon, plan.data.unit)
     lengths = np.diff(group.edges, axis=1)
-    if lengths.max() > 1.1 * lengths.min():  # equal but for changes of the clock
+    if not nearly_equal(lengths):
         return None
     return model.calibration.count_levels(horizon, lengths.shape[1])
 
