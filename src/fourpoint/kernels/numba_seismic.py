@@ -70,15 +70,16 @@ def plain() -> Loops:
 
 
 @no_type_check  # here and below: numba has its own types
-def features(first, last, times, moved, narrow, boost, fast, variances, found):
-    """sum_j kappa_j b_jk exp(-s / tau_k) / tau_k N(u; variance_l) at the events from ``first`` to
-    before ``last``, into (last - first, K L) ``found``.
+def features(which, times, moved, narrow, boost, fast, variances, found):
+    """sum_j kappa_j b_jk exp(-s / tau_k) / tau_k N(u; variance_l) at the events of these numbers,
+    into a row of (J, K L) ``found`` for each.
     """
     count = len(fast)
     wide = len(variances)
     time_part, faded = np.zeros(count), np.zeros(count)
-    for i in range(first, last):
-        row = found[i - first]
+    for n in range(len(which)):
+        i = which[n]
+        row = found[n]
         for j in range(i):
             dx = moved[i, 0] - moved[j, 0]
             dy = moved[i, 1] - moved[j, 1]

@@ -334,7 +334,8 @@ class ETAS(PointProcess[ETASHistory]):
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate as background, a branching ratio of .5, c of a tenth of the mean
-        gap, a taper of the longest window, and a twentieth of the region's width as distance.
+        gap, a taper of the longest window, and a distance, at the mean magnitude, of the median of
+        those to the nearest of the 30 events before, at most a twentieth of the region's width.
         """
         events = max(1, data.scored_events)
         time = float(data.exposed_times.sum())
@@ -351,8 +352,21 @@ class ETAS(PointProcess[ETASHistory]):
             if self.log_taper is not None:
                 self.log_taper.fill_(math.log(float(data.durations.max())))
             if self.log_distance is not None:
-                self.log_distance.fill_(math.log(math.sqrt(self.area) / 20))
+                self.log_distance.fill_(self._first_log_distance(data))
         return []
+
+    def _first_log_distance(self, data: Dataset) -> float:
+        """log d that a fit begins with."""
+        from fourpoint.models.etas_fit import first_distance
+
+        width = math.sqrt(self.area)
+        near = 0.0 if data.places is None else first_distance(np.array(data.places))
+        found = math.log(min(max(near, 1e-4 * width), width / 20))
+        if self.event_features is None or self.gamma is None:
+            return found
+        at = self._magnitude_column(self.event_features.spec.names)
+        above = self.event_features.spec.mean[at] - float(self.mc)
+        return found - float(self.gamma.detach()) * above / 2
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
         """Fit all parameters, and the background where it is "kernel" (`models.etas_fit`)."""
@@ -388,8 +402,8 @@ class ETAS(PointProcess[ETASHistory]):
                 "an ETAS process with places",
                 "Encode the whole sequence.",
             )
-        features = self._standardised(batch)
-        delta = self._delta(batch)
+        features = self.standardised(batch)
+        delta = self.magnitudes_above(batch)
         driven = self._factors(features, s)
         places = None
         if self.box is not None:
@@ -671,8 +685,8 @@ class ETAS(PointProcess[ETASHistory]):
             raise UserError("a model with places", "etas in time alone", "Fit it with places.")
         places = places_of(batch)[0]
         when = batch.times[0]
-        delta = self._delta(batch)[0]
-        factor = self._factors(self._standardised(batch), s)[0]
+        delta = self.magnitudes_above(batch)[0]
+        factor = self._factors(self.standardised(batch), s)[0]
         low = omori.cumulative((start - when).clamp(min=0), s.p, s.c, s.taper)
         high = omori.cumulative((stop - when).clamp(min=0), s.p, s.c, s.taper)
         mean = torch.where(batch.valid[0], s.productivity * factor * (high - low), 0.0)
@@ -788,9 +802,9 @@ class ETAS(PointProcess[ETASHistory]):
                 if paths.features is None
                 else torch.from_numpy(np.array(paths.features))[None],
             )
-            factors = self._factors(self._standardised(batch), s)[0]
+            factors = self._factors(self.standardised(batch), s)[0]
             pulled = self._pulled(
-                batch.times[0], places, self._delta(batch)[0], factors, (a, b), cells, s
+                batch.times[0], places, self.magnitudes_above(batch)[0], factors, (a, b), cells, s
             )
             total = total + pulled / len(paths)
         middles, _ = cells.places
@@ -841,7 +855,8 @@ class ETAS(PointProcess[ETASHistory]):
     def _magnitude_column(self, names: tuple[str, ...]) -> int:
         return next((names.index(name) for name in MAGNITUDES if name in names), 0)
 
-    def _standardised(self, batch: Batch) -> Float[Tensor, "B N F"]:
+    def standardised(self, batch: Batch) -> Float[Tensor, "B N F"]:
+        """Features of events in units of their standard deviation in training."""
         if self.event_features is None:
             return batch.times.new_zeros(*batch.times.shape, 0)
         if batch.features is None:
@@ -854,7 +869,7 @@ class ETAS(PointProcess[ETASHistory]):
             torch.where(batch.valid[..., None], batch.features, mean)
         )
 
-    def _delta(self, batch: Batch) -> Float[Tensor, "B N"]:
+    def magnitudes_above(self, batch: Batch) -> Float[Tensor, "B N"]:
         """Magnitudes above m_c; 0 where events have none."""
         if self.event_features is None or batch.features is None:
             return torch.zeros_like(batch.times)

@@ -3,20 +3,32 @@ r"""Maximum likelihood for ETAS: gradients, the background, and standard errors.
     log L = sum over scored events of log lambda(t_j, x_j) - int over the scored time and the region
 
 The integral is a sum over events: the background times the scored time, and K exp(alpha (m_i -
-m_c)) times the share of g in the scored time and of f in the region. Parameters are found by
-L-BFGS. A background of kernels is found in turn with them, as in stochastic declustering: the
+m_c)) times the share of g in the scored time and of f in the region. With s_j the gradient of log
+lambda(t_j, x_j) in the parameters, sum_j s_j s_j' estimates the information (Ogata 1978). It is the
+first matrix of a quasi-Newton method with a trust region and bounds, which takes some ten to
+thirty passes over the events, and its inverse at the end is the covariance of the estimates.
+
+Parameters are logarithms but for gamma and the weights of features. Each has bounds from the data
+(`bounds_of`): a catalogue from far outside what ETAS describes ends there, and the fit says so.
+Sums over groups of distant events (`ops.triggering.Planned`) hold near the parameters at which the
+groups were chosen; they are chosen anew when the parameters have moved, and a move that the new
+sums do not confirm is taken back.
+
+A background of kernels is found in turn with the parameters, as in stochastic declustering: the
 weight of event i is the probability mu(x_i) / lambda(t_i, x_i) that it is background, given the
 parameters. The density of kernels at a training event leaves out the event itself; otherwise the
 likelihood would grow without bound as bandwidths shrink. The rank of the neighbour whose distance
-is the bandwidth is chosen by that leave-one-out likelihood.
+is the bandwidth is chosen by that leave-one-out likelihood. These rounds look at :data:`MOST`
+scored events at most; the last fit of the parameters looks at all of them.
 
-Axes: N events, J scored events, S sources.
+Axes: N events, J scored events, S sources, P parameters.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,14 +37,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, UserError
+from fourpoint.models import fit_limits
 from fourpoint.ops import omori, regions
-from fourpoint.ops.minimise import Minimum
 from fourpoint.ops.smoothing import smoothed
 from fourpoint.ops.triggering import (
+    TOLERANCE,
     Planned,
     Queries,
     Sources,
     planned,
+    sums_with_derivatives,
     tree_error,
     trigger_sums,
 )
@@ -40,35 +54,54 @@ from fourpoint.ops.triggering import (
 if TYPE_CHECKING:
     from fourpoint.models.etas import ETAS, Strengths
 
+Array = NDArray[np.float64]
 ROUNDS = 12  # of parameters and background in turn
-STEPS = 10  # of L-BFGS in each of them but the first and the last
+STEPS = 5  # of the search in each of them but the first, which has three times as many
+LAST_STEPS = 100  # of the search over all events
 SETTLED = 2e-4  # nats per event that a round gains at the end
+MOST = 12_000  # scored events that the rounds look at
+ROUGH = 1e-4  # tolerance of sums over groups in the rounds
 NEIGHBOURS = (5, 10, 20, 40, 80, 160)
 TRIED = 1000  # events that the choice among them looks at
 NARROWEST = 1e-4  # bandwidth, as a share of the region's width
-FURTHEST = 6.0  # that a parameter, mostly a logarithm, goes from its start
-DIFFERENCE = 1e-4  # of parameters, for second derivatives
+CONVERGED = 1e-3  # nats that are left to gain: estimates are within .05 standard errors
+FURTHEST = 1.0  # that a parameter goes in one step, in units of `Bounds`
+MOVED = 0.5  # in the same units: groups of events are chosen anew
+CURVED = 0.2  # steps below, in the same units, update the matrix of the search
+DIFFERENCE = 1e-4  # of parameters, for the derivatives of estimates
+RECENT = 30  # events before each one that the first distance looks at
+ALIKE = 0.01  # share of events at the place of another one from which places count as rounded
 
 
 def maximise(model: ETAS, data: Dataset) -> list[str]:
-    """Fit ``model`` to ``data``; what was found, in lines.
+    """Fit ``model`` to ``data``; what was found, in lines. It ends early, and says so, where
+    `fit_limits` leaves no more time.
 
     Raises :class:`UserError` where nothing is scored or an event lies outside the region.
     """
     _check(model, data)
+    bounds = bounds_of(model, data)
+    put_parameters(model, bounds.inside(flat_parameters(model)))
     logs = [Log(model, data.batch([row])) for row in range(len(data))]
     notes = []
+    last = 0.0
     if model.box is not None and model.background == "kernel":
-        _climb(model, logs, data, 2 * STEPS)
-        notes += _background_in_turn(model, logs, data)
-    found = _climb(model, logs, data, 300)
-    model.errors = standard_errors(model, logs)
+        last = 0.6
+        with fit_limits.current().part(0.0, last, 0.6):
+            notes += _background_in_turn(model, logs, data)
+        bounds = bounds_of(model, data)
+    for log in logs:
+        log.look_at(len(log.scored), TOLERANCE)
+    with fit_limits.current().part(last, 1.0):
+        found = climb(model, logs, bounds, LAST_STEPS, CONVERGED)
+    model.errors = standard_errors(model, found, bounds)
     values = model.estimates()
     said = ", ".join(
         f"{name} {value:.4g}" + (f" ({model.errors[name]:.2g})" if name in model.errors else "")
         for name, value in values.items()
     )
     notes = [f"{said} (standard errors in brackets)", *notes, f"maximum likelihood: {found}"]
+    notes += bounds.said(model)
     notes += [line for log in logs for line in log.said(model)]
     ratio = model.branching_ratio()
     notes.append(f"branching ratio {ratio:.3g}")
@@ -78,41 +111,56 @@ def maximise(model: ETAS, data: Dataset) -> list[str]:
 
 
 class Log:
-    """One sequence, as the likelihood needs it; ``density`` is that of the background's kernels at
-    scored events, without the event itself.
+    """One sequence, as the likelihood needs it. ``density`` is that of the background's kernels at
+    the events ``used``, without the event itself; each of these counts for ``weight`` scored ones.
     """
 
     def __init__(self, model: ETAS, batch: Batch) -> None:
-        history = model.encode(batch)
         n = int(batch.lengths[0])
-        places = None if history.places is None else history.places[0, :n]
+        places = None
+        if model.box is not None:
+            assert batch.places is not None  # the model has a box
+            places = batch.places[0, :n]
         self.sources = Sources(
-            history.when[0, :n].detach(),
+            batch.times[0, :n],
             places,
-            history.delta[0, :n].detach(),
-            history.features[0, :n].detach(),
+            model.magnitudes_above(batch)[0, :n],
+            model.standardised(batch)[0, :n],
         )
-        scored = torch.nonzero(batch.scored[0, :n])[:, 0]
-        self.scored = scored
-        self.queries = Queries(
-            self.sources.times[scored], None if places is None else places[scored], scored
-        )
+        self.scored = torch.nonzero(batch.scored[0, :n])[:, 0]
         self.pieces = scored_pieces(batch)
         self.density: Float[Tensor, " J"] | None = None
         self.plan: Planned | None = None
+        self.look_at(len(self.scored), TOLERANCE)
+
+    def look_at(self, most: int, tolerance: float) -> None:
+        """Use at most so many scored events, spread evenly, with sums over groups of this
+        tolerance.
+        """
+        count = len(self.scored)
+        used = self.scored
+        if most < count:
+            used = self.scored[torch.linspace(0, count - 1, most, dtype=torch.float64).long()]
+        places = None if self.sources.places is None else self.sources.places[used]
+        self.used = used
+        self.weight = count / max(1, len(used))
+        self.tolerance = tolerance
+        self.queries = Queries(self.sources.times[used], places, used)
+        self.plan = None
 
     @torch.no_grad()
     def floor(self, model: ETAS) -> Float[Tensor, " J"]:
-        """The background at scored events, in the units of the sums of `ops.triggering`."""
+        """The background at the events used, in the units of the sums of `ops.triggering`."""
         s = model.strengths()
-        background = self._background(model, s)
+        background = self._background(model) @ s.background
         return background / s.log_factor(self.sources.places is not None).exp()
 
     @torch.no_grad()
     def make_plan(self, model: ETAS) -> None:
         """Sum distant events in groups from now on, chosen at the parameters as they are."""
         theta = model.strengths().theta()
-        self.plan = planned(self.sources, self.queries, theta, self.floor(model))
+        floor = self.floor(model)
+        self.plan = planned(self.sources, self.queries, theta, floor, self.tolerance)
 
     @torch.no_grad()
     def said(self, model: ETAS) -> list[str]:
@@ -125,24 +173,44 @@ class Log:
             f"rates differ from full sums by {bias:.1e} on average, {size:.1e} in size"
         ]
 
-    def _background(self, model: ETAS, s: Strengths) -> Float[Tensor, " J"]:
-        count = len(self.scored)
+    def _background(self, model: ETAS) -> Float[Tensor, "J A"]:
+        """The densities that the rates of the background multiply."""
+        count = len(self.used)
         if self.sources.places is None:
-            return s.background.sum().expand(count)
-        uniform = (s.background[0] / model.area).expand(count)
-        return uniform if self.density is None else uniform + s.background[1] * self.density
+            return torch.ones(count, 1, dtype=torch.float64)
+        uniform = torch.full((count,), 1 / model.area, dtype=torch.float64)
+        if self.density is None:
+            return uniform[:, None]
+        return torch.stack([uniform, self.density], 1)
 
+    @torch.no_grad()
     def rates(self, model: ETAS, s: Strengths) -> tuple[Tensor, Tensor]:
-        """The background's part of the rate at scored events, and the triggered one."""
+        """The background's part of the rate at the events used, and the triggered one."""
         if self.plan is None:
             sums = trigger_sums(self.sources, self.queries, s.theta())
         else:
             sums = self.plan(s.theta())
         triggered = s.log_factor(self.sources.places is not None).exp() * sums
-        return self._background(model, s), triggered
+        return self._background(model) @ s.background, triggered
+
+    def log_rates(self, model: ETAS, s: Strengths) -> tuple[Tensor, Tensor]:
+        """log lambda at the events used (J,) and its derivatives (J, P) in the free parameters."""
+        level = s.log_factor(self.sources.places is not None)
+        theta = s.theta()
+        sums, by_theta = sums_with_derivatives(self.sources, self.queries, theta, self.plan)
+        columns = self._background(model)
+        factor = level.detach().exp()
+        triggered = factor * sums
+        rate = columns @ s.background.detach() + triggered
+        # lambda depends on the parameters by the rates of the background, `level` and `theta`.
+        outer = torch.cat([columns, triggered[:, None], factor * by_theta], 1)
+        inner = torch.cat([s.background, level[None], theta])
+        free = free_parameters(model)
+        jacobian = torch.stack([_flat_gradient(one, free) for one in inner])
+        return rate.log(), (outer @ jacobian) / rate[:, None]
 
     def integral(self, model: ETAS, s: Strengths) -> Tensor:
-        """The expected number of scored events."""
+        """The expected number of scored events, with gradient."""
         share = torch.zeros_like(self.sources.times)
         time = 0.0
         for a, b, exposure in self.pieces:
@@ -157,14 +225,35 @@ class Log:
         return s.background.sum() * time + s.productivity * (factor * share).sum()
 
 
-def log_likelihood(model: ETAS, logs: list[Log]) -> Tensor:
-    """The log-likelihood of all sequences, with gradient in the model's parameters."""
-    s = model.strengths()
-    total = torch.zeros((), dtype=torch.float64)
+class Value(NamedTuple):
+    """The log-likelihood, its gradient (P,) and the information (P, P)."""
+
+    value: float
+    gradient: Array
+    information: Array
+
+
+def evaluated(model: ETAS, logs: list[Log]) -> Value:
+    """The log-likelihood of all sequences with gradient and information in the free parameters."""
+    free = free_parameters(model)
+    value = 0.0
+    size = sum(p.numel() for p in free)
+    gradient = torch.zeros(size, dtype=torch.float64)
+    information = torch.zeros(size, size, dtype=torch.float64)
     for log in logs:
-        background, triggered = log.rates(model, s)
-        total = total + (background + triggered).log().sum() - log.integral(model, s)
-    return total
+        with torch.enable_grad():
+            s = model.strengths()
+            rates, scores = log.log_rates(model, s)
+            integral = log.integral(model, s)
+            value += log.weight * float(rates.sum()) - float(integral.detach())
+            gradient += log.weight * scores.sum(0) - _flat_gradient(integral, free)
+            information += log.weight * scores.T @ scores
+    return Value(value, gradient.numpy(), information.numpy())
+
+
+def log_likelihood(model: ETAS, logs: list[Log]) -> float:
+    """The log-likelihood of all sequences."""
+    return evaluated(model, logs).value
 
 
 def free_parameters(model: ETAS) -> list[nn.Parameter]:
@@ -172,39 +261,13 @@ def free_parameters(model: ETAS) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def _climb(model: ETAS, logs: list[Log], data: Dataset, steps: int) -> Minimum:
-    """Maximise over the parameters, from where they are."""
-    from scipy.optimize import minimize
-
-    for log in logs:
-        log.make_plan(model)
-    first = flat_parameters(model).numpy()
-    events = max(1, data.scored_events)
-
-    def value_and_gradient(point: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
-        put_parameters(model, torch.from_numpy(point))
-        value, gradient = _value_and_gradient(model, logs)
-        if not math.isfinite(value):
-            return 1e10, np.zeros_like(point)
-        return -value / events, -gradient.numpy() / events
-
-    bounds = [(x - FURTHEST, x + FURTHEST) for x in first.tolist()]
-    options = {"maxiter": steps, "maxcor": 30, "ftol": 1e-13, "gtol": 1e-7}
-    found = minimize(
-        value_and_gradient, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options
-    )
-    point = torch.from_numpy(found.x)
-    put_parameters(model, point)
-    return Minimum(point, float(found.fun), int(found.nit), float(abs(found.jac).max(initial=0.0)))
-
-
-def _value_and_gradient(model: ETAS, logs: list[Log]) -> tuple[float, Tensor]:
-    free = free_parameters(model)
-    with torch.enable_grad():
-        value = log_likelihood(model, logs)
-        parts = torch.autograd.grad(value, free, allow_unused=True)
+def _flat_gradient(value: Tensor, free: list[nn.Parameter]) -> Float[Tensor, " P"]:
+    """The gradient of ``value`` in the parameters, in one row."""
+    if not value.requires_grad:
+        return torch.zeros(sum(p.numel() for p in free), dtype=torch.float64)
+    parts = torch.autograd.grad(value, free, retain_graph=True, allow_unused=True)
     flat = [torch.zeros_like(p) if g is None else g for p, g in zip(free, parts, strict=True)]
-    return float(value.detach()), torch.cat([g.flatten() for g in flat])
+    return torch.cat([g.flatten() for g in flat])
 
 
 def flat_parameters(model: ETAS) -> Tensor:
@@ -220,35 +283,264 @@ def put_parameters(model: ETAS, point: Tensor) -> None:
         parameter.copy_(value.reshape(parameter.shape))
 
 
-def standard_errors(model: ETAS, logs: list[Log]) -> dict[str, float]:
-    """Standard errors of :meth:`ETAS.estimates` from the curvature of the log-likelihood, by the
-    delta method; none for parameters in which it is flat.
+# -------------------------------------------------------------------- bounds
 
-    The Hessian is a central difference of exact gradients. A background of kernels counts as known.
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds (P,) of the free parameters, the unit of a step in each, and their names."""
+
+    names: list[str]
+    low: Array
+    high: Array
+    unit: Array
+
+    def inside(self, point: Tensor) -> Tensor:
+        """The nearest point within the bounds."""
+        return torch.from_numpy(np.clip(point.numpy(), self.low, self.high))
+
+    def at(self, point: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Which parameters are at their lower bound, and which at the upper one."""
+        x = point.numpy()
+        return x <= self.low + 1e-6 * self.unit, x >= self.high - 1e-6 * self.unit
+
+    def said(self, model: ETAS) -> list[str]:
+        """A warning for each parameter at a bound."""
+        below, above = self.at(flat_parameters(model))
+        notes = []
+        for name, low, high in zip(self.names, below, above, strict=True):
+            if name == "log_background" or not (low or high):
+                continue  # a part of the background may vanish
+            shown, why = AT_BOUND.get(name, ("the weight of an event feature", ""))
+            side = "lower" if low else "upper"
+            reason = why if isinstance(why, str) else why[bool(high)]
+            notes.append(f"warning: {shown} is at its {side} bound{reason and ': '}{reason}")
+        return notes
+
+
+AT_BOUND: dict[str, tuple[str, str | tuple[str, str]]] = {
+    "log_productivity": ("K", ("the events do not trigger each other", "")),
+    "log_c": ("c", ("times may be rounded or out of order", "the decay begins late, if at all")),
+    "log_p": ("p", "the decay is not a power law over the lags of the data"),
+    "log_taper": ("tau", ("", "the data do not show where the decay ends")),
+    "log_distance": ("d", ("distances below the resolution of places decide it", "")),
+    "log_q": ("q", ("", "distances fall off faster than a power law")),
+    "gamma": ("gamma", "magnitudes and distances do not determine it"),
+    "event_features.weight": ("alpha, or the weight of another event feature", ""),
+}
+
+
+def bounds_of(model: ETAS, data: Dataset) -> Bounds:
+    """Bounds of the free parameters from the rate, length, region, and features of ``data``.
+
+    c lies between 1e-6 and 1,000 mean gaps, and below a tenth of the longest window; tau between
+    the mean gap and ten windows; p between .4 and 4 (1.001 and 4 without a taper); d between the
+    resolution of places and half of the region's width; q between 1.02 and 10; a standard
+    deviation of the magnitude changes D by a factor of e^-.2 to e^2.5 and that of any feature the
+    productivity by one of e^-3 to e^3.
+    """
+    events = max(1, data.scored_events)
+    time = max(float(data.exposed_times.sum()), 1e-300)
+    gap = time / events
+    longest = float(data.durations.max())
+    deviation = 1.0
+    if model.event_features is not None:
+        deviation = model.event_features.spec.scale[model.magnitude_column]
+    background = math.log(events / time)
+    latest = max(min(1e3 * gap, longest / 10), 1e-5 * gap)
+    p = (math.log(1e-3), math.log(3.0), 1.0)
+    if model.log_taper is not None:
+        p = (math.log(0.4), math.log(4.0), 0.3)
+    limits = {
+        "log_background": (background - 16.0, background + 2.0, 1.0),
+        "log_productivity": (math.log(1e-6), math.log(50.0), 1.0),
+        "log_c": (math.log(1e-6 * gap), math.log(latest), 1.0),
+        "log_p": p,
+        "log_taper": (math.log(min(gap, longest)), math.log(10 * longest), 1.0),
+        "log_q": (math.log(0.02), math.log(9.0), 1.0),
+        "gamma": (-0.2 / deviation, 2.5 / deviation, 0.5 / deviation),
+    }
+    if model.box is not None and data.places is not None:
+        width = math.sqrt(model.area)
+        finest = max(1e-5 * width, place_resolution(data.places) / 2)
+        limits["log_distance"] = (math.log(min(finest, width / 4)), math.log(width / 2), 1.0)
+    names, rows = [], []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            names += [name] * parameter.numel()
+            rows += [limits.get(name, (-3.0, 3.0, 0.5))] * parameter.numel()
+    low, high, unit = np.array(rows).T
+    return Bounds(names, low, high, unit)
+
+
+def place_resolution(places: NDArray[np.float64]) -> float:
+    """The distance between neighbouring places of rounded coordinates, in their unit: the first
+    percentile of distances to the nearest other place; 0 unless events share places.
+
+    >>> place_resolution(np.round(np.random.default_rng(0).uniform(0, 5, (2000, 2)), 1)).round(6)
+    0.1
+    """
+    from scipy.spatial import cKDTree
+
+    unique = np.unique(places, axis=0)
+    if len(places) - len(unique) < ALIKE * len(places) or len(unique) < 2:
+        return 0.0
+    distance, _ = cKDTree(unique).query(unique, k=2)
+    return float(np.quantile(distance[:, 1], 0.01))
+
+
+def first_distance(places: NDArray[np.float64]) -> float:
+    """The median distance of an event to the nearest of the :data:`RECENT` events before it, from
+    which a fit begins; 0 for fewer than two events.
+    """
+    near = np.full(len(places), np.inf)
+    for lag in range(1, min(RECENT, len(places) - 1) + 1):
+        away = np.hypot(*(places[lag:] - places[:-lag]).T)
+        near[lag:] = np.minimum(near[lag:], away)
+    known = near[np.isfinite(near)]
+    return float(np.median(known)) if len(known) else 0.0
+
+
+# -------------------------------------------------------------------- the search
+
+
+class Found(NamedTuple):
+    """The end of a search: its steps, the value there and what is left to gain, in nats."""
+
+    here: Value
+    steps: int
+    left: float
+    in_time: bool
+
+    def __str__(self) -> str:
+        if not self.in_time:
+            return (
+                f"stopped by the time budget after {self.steps} steps, with {self.left:.2g} nats "
+                "left to gain"
+            )
+        return f"{self.steps} quasi-Newton steps, {self.left:.1e} nats left to gain"
+
+
+def climb(model: ETAS, logs: list[Log], bounds: Bounds, steps: int, enough: float) -> Found:
+    """Maximise over the free parameters, from where they are, until at most ``enough`` nats are
+    left to gain by the quadratic model of the log-likelihood.
+    """
+    limits = fit_limits.current()
+    events = max(1, sum(len(log.scored) for log in logs))
+    x = bounds.inside(flat_parameters(model)).numpy()
+    put_parameters(model, torch.from_numpy(x))
+    here = _planned_value(model, logs)
+    anchor, centre = here, x  # where groups of events were chosen
+    matrix = here.information
+    damping, radius = 1e-3, FURTHEST
+    left = math.inf
+    taken = 0
+    in_time = True
+    for taken in range(steps):
+        left = _gain(here.gradient, matrix, _move(here.gradient, matrix, 0.0, x, bounds, math.inf))
+        limits.report(f"{here.value / events:.4f} nats/event", taken / steps)
+        in_time = limits.left > 0
+        if left < enough or radius < 1e-5 or not in_time:
+            break
+        move = _move(here.gradient, matrix, damping, x, bounds, radius)
+        expected = _gain(here.gradient, matrix, move)
+        length = float(np.abs(move / bounds.unit).max())
+        put_parameters(model, torch.from_numpy(x + move))
+        there = evaluated(model, logs)
+        gain = there.value - here.value
+        if not math.isfinite(there.value) or gain < 1e-3 * expected:
+            damping, radius, matrix = max(10 * damping, 1e-2), length / 3, here.information
+            put_parameters(model, torch.from_numpy(x))
+            continue
+        if gain > 0.5 * expected:
+            damping, radius = damping / 10, min(FURTHEST, max(radius, 2 * length))
+        matrix = _updated(matrix, move, here.gradient - there.gradient)
+        if length > CURVED:
+            matrix = there.information
+        x, here = x + move, there
+        away = float(np.abs((x - centre) / bounds.unit).max())
+        if away > MOVED and any(log.plan is not None for log in logs):
+            plans = [log.plan for log in logs]
+            here = _planned_value(model, logs)
+            if here.value < anchor.value:
+                x, here, matrix, radius = centre, anchor, anchor.information, away / 4
+                for log, plan in zip(logs, plans, strict=True):
+                    log.plan = plan
+                put_parameters(model, torch.from_numpy(x))
+                continue
+            anchor, centre = here, x
+    return Found(here, taken, left, in_time)
+
+
+def _planned_value(model: ETAS, logs: list[Log]) -> Value:
+    for log in logs:
+        log.make_plan(model)
+    return evaluated(model, logs)
+
+
+def _move(
+    gradient: Array, matrix: Array, damping: float, x: Array, bounds: Bounds, radius: float
+) -> Array:
+    """The step to the highest point of the quadratic model inside bounds and trust region."""
+    from scipy.optimize import lsq_linear
+
+    unit = bounds.unit
+    scaled = matrix * unit * unit[:, None]
+    diagonal = np.diag(scaled)
+    ridge = damping * diagonal + 1e-9 * max(float(diagonal.max()), 1e-300)
+    root = np.linalg.cholesky(scaled + np.diag(ridge)).T
+    goal = np.linalg.solve(root.T, gradient * unit)
+    low = np.maximum((bounds.low - x) / unit, -radius)
+    high = np.minimum((bounds.high - x) / unit, radius)
+    found = lsq_linear(root, goal, (low - 1e-15, high + 1e-15), method="bvls")
+    return np.asarray(np.clip(found.x, low, high) * unit)
+
+
+def _gain(gradient: Array, matrix: Array, move: Array) -> float:
+    return float(gradient @ move - 0.5 * move @ matrix @ move)
+
+
+def _updated(matrix: Array, move: Array, change: Array) -> Array:
+    """The matrix after a damped BFGS update (Powell 1978), which keeps it positive definite."""
+    pushed = matrix @ move
+    curvature = float(move @ pushed)
+    along = float(move @ change)
+    if curvature <= 0:
+        return matrix
+    if along < 0.2 * curvature:
+        share = 0.8 * curvature / (curvature - along)
+        change = share * change + (1 - share) * pushed
+        along = float(move @ change)
+    return matrix - np.outer(pushed, pushed) / curvature + np.outer(change, change) / along
+
+
+@torch.no_grad()
+def standard_errors(model: ETAS, found: Found, bounds: Bounds) -> dict[str, float]:
+    """Standard errors of :meth:`ETAS.estimates` from the information, by the delta method; none for
+    parameters at a bound, or in which the log-likelihood is flat.
+
+    A background of kernels counts as known.
     """
     centre = flat_parameters(model)
-    size = len(centre)
-    hessian = torch.zeros(size, size, dtype=torch.float64)
     names = list(model.estimates())
-    jacobian = torch.zeros(len(names), size, dtype=torch.float64)
-    for k in range(size):
+    jacobian = np.zeros((len(names), len(centre)))
+    for k in range(len(centre)):
         step = torch.zeros_like(centre)
         step[k] = DIFFERENCE
         ends = []
         for sign in (1.0, -1.0):
             put_parameters(model, centre + sign * step)
-            values = torch.tensor(list(model.estimates().values()), dtype=torch.float64)
-            ends.append((_value_and_gradient(model, logs)[1], values))
-        hessian[k] = (ends[0][0] - ends[1][0]) / (2 * DIFFERENCE)
-        jacobian[:, k] = (ends[0][1] - ends[1][1]) / (2 * DIFFERENCE)
+            ends.append(np.array(list(model.estimates().values())))
+        jacobian[:, k] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
     put_parameters(model, centre)
-    information = -(hessian + hessian.T) / 2
-    used = information.diagonal() > 0
-    inverse = torch.linalg.pinv(information[used][:, used], hermitian=True)
+    below, above = bounds.at(centre)
+    information = found.here.information
+    used = (np.diag(information) > 0) & ~below & ~above
+    inverse = np.linalg.pinv(information[used][:, used], hermitian=True)
     variances = ((jacobian[:, used] @ inverse) * jacobian[:, used]).sum(1)
     return {
-        name: math.sqrt(float(variance))
-        for name, variance in zip(names, variances, strict=True)
+        name: math.sqrt(variance)
+        for name, variance in zip(names, variances.tolist(), strict=True)
         if variance > 0
     }
 
@@ -290,18 +582,40 @@ def scored_pieces(batch: Batch) -> list[tuple[float, float, float]]:
 
 
 def _background_in_turn(model: ETAS, logs: list[Log], data: Dataset) -> list[str]:
-    """Kernels and parameters in turn until the likelihood settles."""
+    """Kernels and parameters in turn until the likelihood settles; the best round is kept. The
+    first kernels have equal weights.
+    """
+    limits = fit_limits.current()
+    rank = NEIGHBOURS[len(NEIGHBOURS) // 2]
+    most = max(1, MOST // len(logs))
+    for log in logs:
+        log.look_at(most, ROUGH)
+    weights = [torch.ones_like(log.sources.times) for log in logs]
+    _place_kernels(model, logs, weights, rank)
+    events = max(1, data.scored_events)
     best = -math.inf
-    rank = 0
+    kept = model.sources, flat_parameters(model)
+    count = 0
     for count in range(ROUNDS):
-        weights = [background_probabilities(model, log) for log in logs]
+        weights = [background_probabilities(model, log, ROUGH) for log in logs]
         if count < 2:
             rank = _best_rank(model, logs, weights, NEIGHBOURS)
         _place_kernels(model, logs, weights, rank)
-        found = _climb(model, logs, data, STEPS)
-        if -found.value < best + SETTLED:
+        bounds = bounds_of(model, data)
+        steps = STEPS if count else 3 * STEPS
+        with limits.part(count / ROUNDS, (count + 1) / ROUNDS):
+            value = climb(model, logs, bounds, steps, CONVERGED * 100).here.value / events
+        settled = value < best + SETTLED
+        if value > best:
+            best = value
+            kept = model.sources, flat_parameters(model)
+        if settled or limits.left <= 0:
             break
-        best = -found.value
+    model.sources, point = kept
+    put_parameters(model, point)
+    for log in logs:
+        log.look_at(len(log.scored), TOLERANCE)
+    _put_densities(model, logs)
     with torch.no_grad():
         level = model.strengths().background
         share = float(level[1] / level.sum())
@@ -312,9 +626,11 @@ def _background_in_turn(model: ETAS, logs: list[Log], data: Dataset) -> list[str
 
 
 @torch.no_grad()
-def background_probabilities(model: ETAS, log: Log) -> Float[Tensor, " N"]:
+def background_probabilities(
+    model: ETAS, log: Log, tolerance: float = TOLERANCE
+) -> Float[Tensor, " N"]:
     """The probability that each event is background, mu(x) / lambda(t, x), events of a history
-    period included.
+    period included; sums over groups have this ``tolerance``.
     """
     s = model.strengths()
     n = len(log.sources.times)
@@ -324,7 +640,7 @@ def background_probabilities(model: ETAS, log: Log) -> Float[Tensor, " N"]:
     else:
         background = model.background_density(log.sources.places)
     factor = s.log_factor(log.sources.places is not None).exp()
-    plan = planned(log.sources, every, s.theta(), background / factor)
+    plan = planned(log.sources, every, s.theta(), background / factor, tolerance)
     if plan is None:
         triggered = factor * trigger_sums(log.sources, every, s.theta())
     else:
@@ -333,7 +649,7 @@ def background_probabilities(model: ETAS, log: Log) -> Float[Tensor, " N"]:
 
 
 def _place_kernels(model: ETAS, logs: list[Log], weights: list[Tensor], rank: int) -> None:
-    """Kernels of all events in the model, and their density at scored events."""
+    """Kernels of all events in the model, and their density at the events that are used."""
     places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
     every = torch.cat(weights)
     sources = torch.cat(
@@ -343,10 +659,14 @@ def _place_kernels(model: ETAS, logs: list[Log], weights: list[Tensor], rank: in
     if len(model.sources) != len(sources):
         model.set_background(sources)
     model.sources = sources
-    found = leave_one_out(model, sources, torch.arange(len(sources)))
+    _put_densities(model, logs)
+
+
+def _put_densities(model: ETAS, logs: list[Log]) -> None:
+    """The density of the model's kernels at the events that are used, each without its own."""
     offset = 0
     for log in logs:
-        log.density = found[offset + log.scored]
+        log.density = leave_one_out(model, model.sources, offset + log.used)
         offset += len(log.sources.times)
 
 
@@ -361,7 +681,7 @@ def _best_rank(model: ETAS, logs: list[Log], weights: list[Tensor], ranks: tuple
     places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
     every = torch.cat(weights)
     begins = np.cumsum([0, *(len(log.sources.times) for log in logs)])
-    index = torch.cat([log.scored + int(k) for log, k in zip(logs, begins[:-1], strict=True)])
+    index = torch.cat([log.used + int(k) for log, k in zip(logs, begins[:-1], strict=True)])
     some = torch.linspace(0, len(index) - 1, min(len(index), TRIED)).long()
     index, triggered = index[some], triggered[some]
     best = (-math.inf, ranks[0])

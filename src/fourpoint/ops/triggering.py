@@ -95,6 +95,37 @@ def _some(sources: Sources, queries: Queries, theta: Float[Tensor, " T"]) -> Flo
     return torch.where(known, logs.exp(), 0.0).sum(1)
 
 
+def sums_with_derivatives(
+    sources: Sources, queries: Queries, theta: Float[Tensor, " T"], plan: Planned | None = None
+) -> tuple[Float[Tensor, " J"], Float[Tensor, "J T"]]:
+    """The sums for every query, by a plan where there is one, and their derivatives in ``theta``.
+
+    >>> one = torch.ones(1).double()
+    >>> sources = Sources(0 * one, None, 0 * one, one[:, None])
+    >>> queries = Queries(one, None, torch.ones(1, dtype=torch.int64))
+    >>> theta = torch.tensor([1.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]).double()
+    >>> sums_with_derivatives(sources, queries, theta)[1][0, 0].item()  # of (1 + c)^-2 at c = 1
+    -0.25
+    """
+    theta = theta.detach()
+    if plan is not None:
+        values, derivatives = plan.run(theta, differentiated=True)
+        return torch.from_numpy(values), torch.from_numpy(derivatives)
+    loop = kernels.TRIGGERING.choose(len(queries.times) * len(sources.times), theta.device.type)
+    if loop is not None:
+        values, derivatives = loop(*_arrays(sources, queries), theta.numpy(), True)
+        return torch.from_numpy(values), torch.from_numpy(derivatives)
+    with torch.enable_grad():
+        point = theta.clone().requires_grad_()
+        sums = plain_trigger_sums(sources, queries, point)
+        # The product of the Jacobian's transpose with v is linear in v; its derivatives in v are
+        # the columns of the Jacobian.
+        v = torch.ones_like(sums, requires_grad=True)
+        (product,) = torch.autograd.grad(sums, point, v, create_graph=True)
+        columns = [torch.autograd.grad(one, v, retain_graph=True)[0] for one in product]
+    return sums.detach(), torch.stack(columns, 1)
+
+
 class Planned:
     """The sums of queries by groups of events: a plan made at ``theta``, whose sums have exact
     gradients in the parameters.
@@ -128,6 +159,19 @@ class Planned:
         """Events and groups per query."""
         return float(self.plan.offsets[-1]) / max(1, len(self.queries.times))
 
+    def run(
+        self, theta: Float[Tensor, " T"], *, differentiated: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The sums at other parameters and their derivatives, which are 0 unless
+        ``differentiated``.
+        """
+        from fourpoint.kernels.numba_trigger_tree import run
+
+        arrays = _arrays(self.sources, self.queries)
+        features, at, where = arrays[3], arrays[4], arrays[5]
+        point = theta.detach().numpy()
+        return run(self.loops, self.plan, features, at, where, point, differentiated)
+
     def __call__(self, theta: Float[Tensor, " T"]) -> Float[Tensor, " J"]:
         """The sums at other parameters."""
         found: Tensor = _ByPlan.apply(theta, self)
@@ -135,13 +179,17 @@ class Planned:
 
 
 def planned(
-    sources: Sources, queries: Queries, theta: Float[Tensor, " T"], floor: Float[Tensor, " J"]
+    sources: Sources,
+    queries: Queries,
+    theta: Float[Tensor, " T"],
+    floor: Float[Tensor, " J"],
+    tolerance: float = TOLERANCE,
 ) -> Planned | None:
     """A plan, where there are so many pairs that it pays; None where full sums are quicker."""
     pairs = len(queries.times) * len(sources.times)
     if kernels.TRIGGER_TREE.choose(pairs, theta.device.type) is None:
         return None
-    return Planned(sources, queries, theta, floor)
+    return Planned(sources, queries, theta, floor, tolerance)
 
 
 @torch.no_grad()
@@ -164,19 +212,7 @@ class _ByPlan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Context, theta: Tensor, plan: Planned) -> Tensor:
-        from fourpoint.kernels.numba_trigger_tree import run
-
-        arrays = _arrays(plan.sources, plan.queries)
-        features, at, where = arrays[3], arrays[4], arrays[5]
-        values, derivatives = run(
-            plan.loops,
-            plan.plan,
-            features,
-            at,
-            where,
-            theta.detach().numpy(),
-            ctx.needs_input_grad[0],
-        )
+        values, derivatives = plan.run(theta, differentiated=ctx.needs_input_grad[0])
         ctx.save_for_backward(torch.from_numpy(derivatives))
         return torch.from_numpy(values)
 

@@ -51,6 +51,7 @@ from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import effects_of
 from fourpoint.models.event_features import feature_names
+from fourpoint.models.fit_limits import FitLimits
 from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
@@ -77,6 +78,8 @@ SMALL = 500  # training events below which a model is kept at its start unless i
 SMALL_VALIDATE = 10  # steps between validations then
 BASELINE_SHARE = 0.25  # of a time budget: no further closed-form model is begun after it
 CLOSING_SHARE, CLOSING_SECONDS = 0.08, 8.0  # of a time budget, for what follows the last step
+CLOSED_FORM_SHARE = 0.8  # of a time budget, for a model that is fitted in closed form
+BAR_STEPS = 100  # of the progress of such a fit
 REFIT_SHARE = 0.2  # of a time budget, at most, for fitting a closed form again to all of the data
 RECIPE: dict[str, Any] = dict(
     steps=3000,
@@ -280,7 +283,12 @@ def fit(
                 shown = dequantised(shown, run.resolution, seed)
             run.fit.notes += parts.notes + model.initialise(shown) + said
             if model.fits_in_closed_form:
-                return run.maximise(shown)
+                until = math.inf
+                if time_budget is not None:
+                    # The scores that follow take a part of it.
+                    until = began + CLOSED_FORM_SHARE * time_budget
+                bar.expect(BAR_STEPS, math.inf)
+                return run.maximise(shown, FitLimits(until, bar.share))
             if baselines:
                 if everything is not None and fill == "none":
                     run.refit = _refit(run, everything, outages)
@@ -750,6 +758,9 @@ class _Bar:
     def update(self, step: int, seconds: float, row: dict[str, float] | None) -> None:
         """After a step, and at validations with their row."""
 
+    def share(self, text: str, done: float) -> None:
+        """What a fit in closed form is doing, and the share of it that is done."""
+
 
 class _RichBar(_Bar):
     """A progress bar with likelihood, speed and time left."""
@@ -776,6 +787,9 @@ class _RichBar(_Bar):
                 f"{row['events_per_second']:,.0f} events/s"
             )
             self.bar.update(self.task, description=text)
+
+    def share(self, text: str, done: float) -> None:
+        self.bar.update(self.task, completed=int(self.steps * done), description=text)
 
 
 @contextmanager

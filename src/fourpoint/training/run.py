@@ -48,6 +48,7 @@ from fourpoint.inference.likelihood import Convention, log_likelihoods
 from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import Hawkes
 from fourpoint.models.base import PointProcess
+from fourpoint.models.fit_limits import FitLimits
 from fourpoint.models.narrow import NarrowPeaks
 from fourpoint.ops.quadrature import Unconverged
 from fourpoint.storage import checkpoints
@@ -296,12 +297,16 @@ class Run:
         if self.folder is not None and not (resume and (self.folder / "training.json").is_file()):
             checkpoints.write_tensors(self.folder, "training", {}, dict(step=0, recipe=self.terms))
 
-    def maximise(self, shown: Dataset) -> Fit:
-        """A fit without gradient steps, to the training data as they are ``shown`` to the model."""
+    def maximise(self, shown: Dataset, limits: FitLimits) -> Fit:
+        """A fit without gradient steps, to the training data as they are ``shown`` to the model,
+        within ``limits`` where the model heeds them.
+        """
         began = time.monotonic()
-        self.fit.notes += self.model.maximum_likelihood(shown)
+        with limits.part(0.0, 0.75, 0.75):
+            self.fit.notes += self.model.maximum_likelihood(shown)
         if len(self.dev):
-            self.fit.notes += self.model.keep_best(self.dev)
+            with limits.part(0.75, 1.0):
+                self.fit.notes += self.model.keep_best(self.dev)
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
         train_score = _score(self.model, some, self.convention)
         score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan

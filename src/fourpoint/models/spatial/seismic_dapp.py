@@ -52,6 +52,7 @@ from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels import numba_seismic
+from fourpoint.models import fit_limits
 from fourpoint.models.base import box_of, place_or_nothing
 from fourpoint.models.etas import ETAS, ETASHistory, Shape
 from fourpoint.models.spatial.hawkes import Clusters
@@ -176,6 +177,7 @@ class SeismicDAPP(ETAS):
             )
         first = 0.0 if strength is None else strength
         self.stages: dict[str, dict[str, Tensor]] = {}  # of the last fit, for `keep_best`
+        self.stage_values: dict[str, float] = {}  # their log-likelihoods per event on dev
         K, L = time_scales, length_scales
         for name, value in (
             ("spectrum", torch.zeros(K, L)),
@@ -249,9 +251,12 @@ class SeismicDAPP(ETAS):
         none = type(self)(self.marks).corrections()
         none.pop("log_background")
         self.correct(**none)
-        notes = super().maximum_likelihood(data)
+        limits = fit_limits.current()
+        with limits.part(0.0, 0.5, 0.5):
+            notes = super().maximum_likelihood(data)
         self.stages = {"etas": self.corrections()}
-        return notes + fit_corrections(self, data)
+        with limits.part(0.5, 1.0):
+            return notes + fit_corrections(self, data)
 
     def corrections(self) -> dict[str, Tensor]:
         """The buffers that :meth:`correct` sets, and the rate of the background."""
@@ -286,9 +291,19 @@ class SeismicDAPP(ETAS):
                 "a seismic DAPP",
                 "Encode the whole sequence.",
             )
+        return self.encode_from(batch, 0)
+
+    def encode_from(self, batch: Batch, first: int) -> SeismicHistory:
+        """As :meth:`encode`, with rates from event number ``first`` on alone where those of earlier
+        events do not matter: attention, and the background's updates after training, need them.
+        """
         history = self._blank(super().encode(batch))
         for b in range(len(batch.times)):
-            self._sweep(history, b, 0)
+            begin = 0 if self.attention[0] > 0 else first
+            if self.evidence[0] > 0:
+                own = batch.times[b, : int(batch.lengths[b])].contiguous()
+                begin = min(begin, int(torch.searchsorted(own, self.evidence[1], right=True)))
+            self._sweep(history, b, begin)
         return history
 
     def extend(

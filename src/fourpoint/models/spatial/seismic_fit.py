@@ -16,12 +16,15 @@ r"""Fitting the corrections of the seismic DAPP, one after the other, from a fit
    so that one evaluation costs a fraction of a pass over all pairs.
 
 Each step is kept if it raises the training log-likelihood by more than one per parameter (Akaike's
-criterion); `keep_best` then chooses between the stages on the dev split.
+criterion); `keep_best` then chooses between the stages on the dev split. The first three look at
+:data:`MOST` scored events at most. A step, or the score of a stage, is left out where `fit_limits`
+does not leave the time for it.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,7 +35,9 @@ from numpy.typing import NDArray
 from fourpoint.events import Batch, Dataset
 from fourpoint.kernels import numba_seismic
 from fourpoint.kernels.compiling import threads
+from fourpoint.models import fit_limits
 from fourpoint.models.etas_fit import (
+    MOST,
     Log,
     background_probabilities,
     leave_one_out,
@@ -57,14 +62,21 @@ CHUNKS = 8
 
 class Row(NamedTuple):
     """One sequence: its kernels, magnitudes above m_c, background at every event (each training
-    event left out of its own density), scored events, and pieces of scored time with exposure.
+    event left out of its own density), scored events, those of them that the spectrum is fitted to,
+    and pieces of scored time with exposure.
     """
 
     known: Kernels
     delta: Array
     background: Array
     scored: NDArray[np.int64]
+    used: NDArray[np.int64]
     pieces: list[tuple[float, float, float]]
+
+    @property
+    def weight(self) -> float:
+        """How many scored events each of those used counts for."""
+        return len(self.scored) / max(1, len(self.used))
 
 
 class Spectrum(NamedTuple):
@@ -80,7 +92,10 @@ def fit_corrections(model: SeismicDAPP, data: Dataset) -> list[str]:
     """Fit spectrum, anisotropy, tilt and attention to ``data``; what was found, in lines. The
     stages are left in ``model.stages``.
     """
+    limits = fit_limits.current()
     logs = [Log(model, data.batch([row])) for row in range(len(data))]
+    for log in logs:
+        log.look_at(max(1, MOST // len(logs)), log.tolerance)
     events = max(1, data.scored_events)
     set_scales(model, data)
     if not model.spectrum.numel():
@@ -88,18 +103,30 @@ def fit_corrections(model: SeismicDAPP, data: Dataset) -> list[str]:
     rows = rows_of(model, logs)
     ended = max(float(log.sources.times.max()) for log in logs if len(log.sources.times))
     weight = sum(float(background_probabilities(model, log).sum()) for log in logs)
+    began = time.monotonic()
+    limits.report("spectrum", 0.1)
     found = fit_spectrum(model, rows)
+    cost = time.monotonic() - began
     put_spectrum(model, found)
     model.stages["spectrum"] = model.corrections()
     notes = [f"spectrum: {np.count_nonzero(found.weights)} weights, {found.value / events:.4f}"]
-
-    better, said = _try_directions(model, logs, rows, found, events)
-    notes += said
-    better, said = _try_tilts(model, logs, better, events)
-    notes += said
+    if limits.left > 2 * cost:
+        limits.report("anisotropy", 0.25)
+        found, said = _try_directions(model, logs, rows, found, events)
+        notes += said
+    if limits.left > 2 * cost:
+        limits.report("magnitude-dependent decay", 0.45)
+        found, said = _try_tilts(model, logs, found, events)
+        notes += said
     model.correct(evidence=torch.tensor([weight, ended]))
     model.stages["updated background"] = model.corrections()
-    notes += fit_attention(model, rows_of(model, logs), better.value, events)
+    # Attention takes one pass over the pairs of all events, and evaluations that cost as much.
+    looked_at = sum(len(row.used) for row in rows)
+    if limits.left > 3 * cost * max(1.0, data.events / max(1, looked_at)):
+        limits.report("attention", 0.6)
+        notes += fit_attention(model, rows_of(model, logs), events)
+    else:
+        notes.append("the time budget ended before all corrections were tried")
     return notes
 
 
@@ -151,6 +178,7 @@ def rows_of(model: SeismicDAPP, logs: list[Log]) -> list[Row]:
                 log.sources.delta.numpy(),
                 background.numpy(),
                 log.scored.numpy(),
+                log.used.numpy(),
                 log.pieces,
             )
         )
@@ -158,19 +186,17 @@ def rows_of(model: SeismicDAPP, logs: list[Log]) -> list[Row]:
 
 
 def columns(model: SeismicDAPP, row: Row) -> tuple[Array, Array]:
-    """Phi at the scored events and the integrals C of its columns."""
+    """Phi at the events that are used and the integrals C of its columns."""
     _, _, fast, variances, _ = model.laws()
     known = row.known
-    first, last = int(row.scored[0]), int(row.scored[-1]) + 1
-    found = np.zeros((last - first, len(fast) * len(variances)))
+    found = np.zeros((len(row.used), len(fast) * len(variances)))
     loops = numba_seismic.load()
-    edges = np.linspace(first, last, CHUNKS * threads() + 1).astype(np.int64)
+    edges = np.linspace(0, len(row.used), CHUNKS * threads() + 1).astype(np.int64)
 
     def some(part: tuple[int, int]) -> None:
         low, high = part
-        own = found[low - first : high - first]
         given = (known.times, known.moved, known.narrow, known.boost, fast, variances)
-        loops.features(low, high, *given, own)
+        loops.features(row.used[low:high], *given, found[low:high])
 
     with ThreadPoolExecutor(threads()) as pool:
         list(pool.map(some, zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)))
@@ -183,7 +209,7 @@ def columns(model: SeismicDAPP, row: Row) -> tuple[Array, Array]:
     width = torch.from_numpy(1 / known.narrow)
     masses = [regions.mass(moved, float(h) * width, corners).numpy() for h in variances]
     integral = (known.boost * passed).T @ np.stack(masses, 1)
-    return found[row.scored - first], integral.flatten()
+    return found, integral.flatten()
 
 
 def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
@@ -191,7 +217,10 @@ def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
     parts = [columns(model, row) for row in rows]
     phi = np.concatenate([part[0] for part in parts])
     integral = sum((part[1] for part in parts), np.zeros(phi.shape[1]))
-    background = np.concatenate([row.background[row.scored] for row in rows])
+    background = np.concatenate([row.background[row.used] for row in rows])
+    # what each of the events that are used counts for
+    each = np.concatenate([np.full(len(row.used), row.weight) for row in rows])
+    events = float(each.sum())
     time = sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
     quiet = float(model.strengths().background.sum()) * time
     prior = etas_spectrum(model).flatten()
@@ -200,14 +229,14 @@ def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
     weights = prior + 0.1 * prior.sum() / len(prior)
     level = 1.0
     for step in range(STEPS):
-        inverse = 1 / (level * background + phi @ weights)
+        inverse = each / (level * background + phi @ weights)
         level *= float(background @ inverse) / quiet
         weights = (weights * (inverse @ phi) + pseudo) / np.maximum(integral + shrinkage, 1e-300)
         if step == STEPS // 2:
-            weights[weights * integral < SPARSE * len(phi)] = 0.0
+            weights[weights * integral < SPARSE * events] = 0.0
             pseudo = np.where(weights > 0, pseudo, 0.0)
     rate = level * background + phi @ weights
-    value = float(np.log(rate).sum() - level * quiet - weights @ integral)
+    value = float(each @ np.log(rate) - level * quiet - weights @ integral)
     return Spectrum(weights.reshape(len(model.scales), -1), level, value)
 
 
@@ -337,12 +366,12 @@ def _try(
 
 def scatter(model: SeismicDAPP, rows: list[Row]) -> Array:
     """Tyler's scatter matrix of displacements from parents to offspring, of determinant 1; from the
-    last third of the events.
+    last third of the events, at most :data:`MOST`.
     """
     away, weights = [np.zeros((0, 2))], [np.zeros(0)]
     for row in rows:
         events = len(row.known.times)
-        found = list_pairs(model, row, 2 * events // 3)
+        found = list_pairs(model, row, max(2 * events // 3, events - MOST))
         child = np.repeat(np.arange(events), np.diff(found.offsets))
         total = row.background + found.rest
         total = total + np.bincount(child, found.values, events)
@@ -361,9 +390,9 @@ def scatter(model: SeismicDAPP, rows: list[Row]) -> Array:
     return shape
 
 
-def fit_attention(model: SeismicDAPP, rows: list[Row], before: float, events: int) -> list[str]:
+def fit_attention(model: SeismicDAPP, rows: list[Row], events: int) -> list[str]:
     """a, growth and inheritance by the simplex method, with common factors of the triggered rate
-    and the background.
+    and the background; kept if they raise the log-likelihood by more than one each.
     """
     from scipy.optimize import minimize
 
@@ -375,6 +404,17 @@ def fit_attention(model: SeismicDAPP, rows: list[Row], before: float, events: in
     ]
     quiet = float(model.strengths().background.sum())
     quiet *= sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
+
+    before = -quiet
+    for row, pairs, (early, final) in zip(rows, listed, ends, strict=True):
+        child = np.repeat(np.arange(len(row.delta)), np.diff(pairs.offsets))
+        rate = row.background + pairs.rest + np.bincount(child, pairs.values, len(row.delta))
+        before += float(np.log(rate[row.scored]).sum() - (final - early).sum())
+    limits = fit_limits.current()
+
+    def enough(_: Array) -> None:
+        if limits.left <= 0:
+            raise StopIteration
 
     def loss(point: Array) -> float:
         strength, scale, level = np.exp(np.clip(point[[0, 3, 4]], -20, 20))
@@ -406,7 +446,7 @@ def fit_attention(model: SeismicDAPP, rows: list[Row], before: float, events: in
     start = np.array([math.log(0.5), 0.7, 0.0, math.log(0.9), 0.0])
     simplex = start + np.vstack([np.zeros(5), np.diag([0.7, 0.4, 1.0, 0.1, 0.1])])
     options = {"maxfev": 160, "xatol": 0.02, "fatol": 1e-5, "initial_simplex": simplex}
-    best = minimize(loss, start, method="Nelder-Mead", options=options)
+    best = minimize(loss, start, method="Nelder-Mead", options=options, callback=enough)
     gain = -best.fun - before / events
     strength, scale, level = np.exp(best.x[[0, 3, 4]])
     inherit = 1 / (1 + math.exp(-best.x[2]))
@@ -454,7 +494,8 @@ def _score_row(model: SeismicDAPP, batch: Batch) -> float:
         _, triggered = log.rates(model, s)
         rate = model.background_density(log.queries.places) + triggered
         return float(rate.log().sum() - log.integral(model, s))
-    history = model.encode(batch)
+    first = int(torch.nonzero(batch.scored[0])[0, 0]) if bool(batch.scored.any()) else 0
+    history = model.encode_from(batch, first)
     assert isinstance(history, SeismicHistory) and history.places is not None
     n = int(history.lengths[0])
     parts = (history.when, history.places, history.delta, history.features)
@@ -480,13 +521,28 @@ def _score_row(model: SeismicDAPP, batch: Batch) -> float:
 
 
 def keep_best(model: SeismicDAPP, dev: Dataset) -> list[str]:
-    """Put the stage with the highest log-likelihood on ``dev`` into the model."""
+    """Put the stage with the highest log-likelihood on ``dev`` into the model. ETAS comes first,
+    then the last stage and those before it, as long as there is time.
+    """
+    limits = fit_limits.current()
     events = max(1, dev.scored_events)
-    values = {}
-    for name, stage in model.stages.items():
-        model.correct(**stage)
+    names = list(model.stages)
+    order = names[:1] + names[:0:-1]
+    values: dict[str, float] = {}
+    cost = 0.0
+    for count, name in enumerate(order):
+        if limits.left < 1.5 * cost:
+            break
+        limits.report("scoring on dev", count / len(order))
+        began = time.monotonic()
+        model.correct(**model.stages[name])
         values[name] = score(model, dev) / events
+        cost = max(cost, time.monotonic() - began)
     best = max(values, key=lambda name: values[name])
     model.correct(**model.stages[best])
-    said = ", ".join(f"{name} {value:.4f}" for name, value in values.items())
-    return [f"log-likelihood per event on dev: {said}; kept: {best}"]
+    model.stage_values = {name: values[name] for name in names if name in values}
+    said = ", ".join(f"{name} {value:.4f}" for name, value in model.stage_values.items())
+    notes = [f"log-likelihood per event on dev: {said}; kept: {best}"]
+    if len(values) < len(names):
+        notes.append("the time budget ended before all stages were scored on dev")
+    return notes
