@@ -14,9 +14,12 @@ from typer.testing import CliRunner
 
 import fourpoint as fp
 from fourpoint.cli.main import app
+from fourpoint.events import UserError
+from fourpoint.log_format import LogFormat
 from fourpoint.streaming.bank import SLICE
 from fourpoint.streaming.feed.events import Columns, Entities, Single
 from fourpoint.streaming.feed.feed import score_feed
+from fourpoint.streaming.feed.training_window import Trained, inferred_start
 from fourpoint.streaming.monitoring import Alarm
 from fourpoint.streaming.rows import ExcitationRows
 from fourpoint.streaming.state import fingerprint, pack, unpack
@@ -323,6 +326,17 @@ def test_the_command_infers_the_start_from_the_training_window(tmp_path: Path) -
     within = write_feed(tmp_path / "within.jsonl", day(services(), seed=7, begin=0.0, hours=4.0))
     code, said, alarms = run_stream(model, within)
     assert code == 0 and "begins at 0, as in training" in said and alarms == []
+
+
+def test_a_feed_goes_on_where_the_log_ended_whose_end_was_kept_for_early_stopping() -> None:
+    log = LogFormat.from_dict({"time": "time", "clock": "stamps", "origin": "2024-01-01T00:00:00"})
+    trained = Trained(0.0, 90.0, 900, 1, "days", log, until=100.0)
+    told: list[str] = []
+    assert inferred_start(trained, 100.2, 10.0, told.append) == 100.0
+    assert told[0].startswith("the observation begins at 2024-04-10 00:00, where the log ended that")
+    assert inferred_start(trained, 90.1, 10.0, told.append) == 90.0  # the part that was kept
+    with pytest.raises(UserError, match="a first event at 2024-04-20 00:00, before which 100 events"):
+        inferred_start(trained, 110.0, 10.0, told.append)
 
 
 def test_the_command_has_one_level_for_all_alarms(tmp_path: Path) -> None:

@@ -160,6 +160,7 @@ class Run:
         self.size = train if size is None else size
         self.convention = terms["convention"]
         self.whole = train  # before long sequences are cut into pieces, which steps are taken on
+        self.until = float(np.max(dev.stops, initial=-np.inf))  # when the development data end
         self.dev = beginning(dev.some(VALIDATION_EVENTS, seed), VALIDATION_EVENTS)
         self.fit = Fit(model=model)
         self.best: dict[str, torch.Tensor] = {}
@@ -612,7 +613,8 @@ class Run:
             return
         if model:
             begin = float(self.size.starts.min())
-            windows = dict(start=begin, stop=begin + float(self.size.durations.max()))
+            end = begin + float(self.size.durations.max())
+            windows = dict(start=begin, stop=end, until=max(end, self.until))
             about = dict(
                 unit=self.train.unit,
                 data=self.train.name,

@@ -349,7 +349,7 @@ def time_check(
     where that is unknown.
     """
     rate = usual_rate(model, trained, pooled=by is not None and times.calendar is None)
-    since = start if trained.stop is None else trained.stop
+    since = start if trained.ended is None else trained.ended
     clock = times.wall_clock()
     if clock is not None and times.calendar is None and clock.ahead(since) > SLACK:
         clock = (

@@ -4,7 +4,9 @@ The silence before the first event is evidence, so that a wrong begin raises ala
 training window [a, b] and the first event of the feed at f, the observation is taken to begin
 
     at a    where f lies in the window: the feed is data like that of training,
-    at b    where f comes after it: the feed goes on where training ended,
+    at b    where f comes after it: the feed goes on where training ended; or where the log ended
+            from which the window was cut, of which the end was kept for early stopping, if f comes
+            after that,
 
 and if more than ten events of one entity were expected from there to f, the answer is refused: the
 feed began later, and only the user knows when.
@@ -17,10 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fourpoint.events import UserError
+from fourpoint.events.dates import shown
 from fourpoint.log_format import LogFormat
 from fourpoint.streaming.feed.events import Event
 from fourpoint.streaming.feed.lines import LONGEST, Line, Lines
 from fourpoint.streaming.feed.reading import EventReader
+from fourpoint.streaming.feed.times import TimeReader
 
 LARGEST = 1e300  # no window or count is as large
 SILENT = 10.0  # events of one entity that may be expected before the first event of a feed
@@ -29,7 +33,7 @@ SILENT = 10.0  # events of one entity that may be expected before the first even
 @dataclass(frozen=True)
 class Trained:
     """The training window, the number of events and sequences in it, the unit of time and the
-    columns of the log.
+    columns of the log; ``until`` is the end of the log from which the window was cut.
 
     What was not saved is None.
 
@@ -44,12 +48,13 @@ class Trained:
     sequences: int | None = None
     unit: str = ""
     log: LogFormat | None = None
+    until: float | None = None
 
     @staticmethod
     def from_about(about: Mapping[str, Any]) -> Trained:
         """What `fit` saved beside the model."""
         numbers = {
-            name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences")
+            name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences", "until")
         }
         counts = {
             name: None if numbers[name] is None else int(numbers[name] or 0)
@@ -63,7 +68,19 @@ class Trained:
             counts["sequences"],
             str(about.get("unit") or ""),
             None if log is None else LogFormat.from_dict(log),
+            numbers["until"],
         )
+
+    @property
+    def ended(self) -> float | None:
+        """When the data that were read for training ended; None if unknown."""
+        if self.stop is None or self.until is None:
+            return self.stop
+        return max(self.stop, self.until)
+
+    def shown(self, time: float) -> str:
+        """A time as a date where the log has dates."""
+        return shown(TimeReader(self.log, self.unit).dates(), time)
 
     def rate(self, *, pooled: bool) -> float | None:
         """Events per unit of time in one sequence, or of all together; None if unknown."""
@@ -86,27 +103,33 @@ def inferred_start(
     ``first`` is the time of the first event, None if there is none; ``rate`` is that of one entity.
     """
     if at_first and first is not None:
-        tell(f"the observation begins at {first:g}, with the first event")
+        tell(f"the observation begins at {trained.shown(first)}, with the first event")
         return first
     begin = trained.start or 0.0
     why = "as in training"
     if first is not None and trained.stop is not None and first > trained.stop:
         begin = trained.stop
         why = "where the training window ended"
+        if trained.ended is not None and first > trained.ended > trained.stop:
+            begin = trained.ended
+            why = "where the log ended that the model was fitted to"
     silent = 0.0 if first is None else (first - begin) * rate
     if silent > SILENT:
         raise UserError(
-            f"--start TIME, since the observation cannot have begun at {begin:g}, {why}",
             (
-                f"a first event at {first:g}, before which {silent:,.3g} events of one entity "
-                "would have been missing"
+                "--start TIME, since the observation cannot have begun at "
+                f"{trained.shown(begin)}, {why}"
+            ),
+            (
+                f"a first event at {trained.shown(first or 0.0)}, before which {silent:,.3g} "
+                "events of one entity would have been missing"
             ),
             (
                 "Type when the observation of this feed began, or --start first for the time of "
                 "its first event."
             ),
         )
-    tell(f"the observation begins at {begin:g}, {why}; --start sets another time")
+    tell(f"the observation begins at {trained.shown(begin)}, {why}; --start sets another time")
     return begin
 
 
