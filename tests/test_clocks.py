@@ -248,13 +248,25 @@ def test_a_written_date_that_does_not_exist_is_refused(values: list[int]) -> Non
         clock_of(values)
 
 
-def test_offsets_other_than_that_of_utc_are_said() -> None:
-    first = "2024-01-01T00:24:00+00:00"
-    said = clock_of([first, "2024-07-01T00:24:00+01:00"]).notes
-    assert len(said) == 1 and "taken in UTC; --timezone names the zone" in said[0]
-    assert "'2024-07-01T00:24:00+01:00'" in said[0]
-    assert clock_of([first, "2024-07-01 00:24:00 UTC"]).notes == ()
-    assert clock_of([first, "2024-07-01T00:24:00+01:00"], "Europe/London").notes == ()
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Sydney"])
+def test_offsets_that_change_with_the_season_name_the_zone(zone: str) -> None:
+    days = [dt.datetime(2024, 1, 1, 9, 30, tzinfo=UTC) + dt.timedelta(days=n) for n in range(366)]
+    text = [day.astimezone(ZoneInfo(zone)).isoformat(sep=" ") for day in days]
+    clock = clock_of(text)
+    assert clock.zone == zone and seconds(clock) == [day.timestamp() for day in days]
+    assert clock.notes[0].startswith(f"offsets from UTC change as those of {zone} do: hours, days")
+    assert clock_of(pa.array(text).dictionary_encode()).zone == zone
+    assert clock_of(text, "Asia/Kathmandu").zone == "Asia/Kathmandu"
+
+
+def test_offsets_that_name_no_zone_are_said() -> None:
+    for text in (
+        ["2024-01-01T00:24:00+01:00", "2024-07-01T00:24:00.5+0100"],
+        ["2024-01-01T00:24:00Z", "2024-01-02T00:24:00+01:00", "2024-01-03T00:24:00-05:30"],
+    ):
+        clock = clock_of(text)
+        assert clock.zone == "UTC" and "taken in UTC; --timezone names" in clock.notes[0]
+    assert clock_of(["2024-01-01T00:24:00+00:00", "2024-07-01 00:24:00 UTC"]).notes == ()
 
 
 def test_arrow_types() -> None:

@@ -195,7 +195,6 @@ def test_a_log_far_from_zero_begins_at_its_first_event() -> None:
     assert read(two, time="time", sequence="seq_id").starts.tolist() == [0.0, 0.0]
 
 
-
 def test_windows_are_inferred_and_said(store: Any) -> None:
     data = read(store({"seq_id": [0, 0, 1, 2, 2], "t": [1.0, 4.0, 0.0, -2.0, 3.0]}))
     assert data.inferred and data.starts.tolist() == [0, 0, -2] and data.stops.tolist() == [4, 1, 3]

@@ -333,9 +333,13 @@ def test_a_feed_goes_on_where_the_log_ended_whose_end_was_kept_for_early_stoppin
     trained = Trained(0.0, 90.0, 900, 1, "days", log, until=100.0)
     told: list[str] = []
     assert inferred_start(trained, 100.2, 10.0, told.append) == 100.0
-    assert told[0].startswith("the observation begins at 2024-04-10 00:00, where the log ended that")
+    assert told[0].startswith(
+        "the observation begins at 2024-04-10 00:00, where the log ended that"
+    )
     assert inferred_start(trained, 90.1, 10.0, told.append) == 90.0  # the part that was kept
-    with pytest.raises(UserError, match="a first event at 2024-04-20 00:00, before which 100 events"):
+    with pytest.raises(
+        UserError, match="a first event at 2024-04-20 00:00, before which 100 events"
+    ):
         inferred_start(trained, 110.0, 10.0, told.append)
 
 

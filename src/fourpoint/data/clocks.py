@@ -39,7 +39,15 @@ from fourpoint.events.dates import unit_named
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 WRITTEN = (0, 4, 6)  # digits of the time of day behind a date that is written as one number
 YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
-OFFSET = r":\d{2}([.,]\d+)?\s*[+-](0[1-9]|1\d|00:?([1-5]\d|0[1-9]))(:?\d{2})?\s*$"  # not of 0
+OFFSET = r":\d{2}(?:[.,]\d+)?\s*(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})?\s*$"
+MOST_OFFSETS = 2000  # times whose offsets are looked at
+# Zones with daylight saving time, one for each rule that is in wide use.
+SEASONAL_TEXT = """
+    Europe/London Europe/Berlin Europe/Athens America/New_York America/Chicago America/Denver
+    America/Los_Angeles America/Anchorage America/Halifax America/St_Johns America/Santiago
+    Australia/Sydney Australia/Adelaide Pacific/Auckland Asia/Jerusalem Africa/Cairo
+"""
+SEASONAL = SEASONAL_TEXT.split()
 FIRST_EPOCH = (
     1e8  # as seconds, 1973; each unit's numbers are a thousand times those of the one before
 )
@@ -127,7 +135,7 @@ def read_clock(
     else:
         ticks, rate, zone = _ticks(parse_stamps(column, notes, fault))
         if zone is not None and timezone is None:
-            notes += _of_offsets(column)
+            timezone = _zone_of_offsets(column, ticks // rate, notes)
     rate = max(rate, 1)
     _check_range(ticks, rate, fault)
     if zone is not None:
@@ -138,18 +146,45 @@ def read_clock(
     return Clock(ticks, rate, timezone, tuple(notes))
 
 
-def _of_offsets(column: pa.ChunkedArray) -> list[str]:
-    """That hours and weekdays are those of UTC, where text has been written in a local time."""
-    if pa.types.is_dictionary(column.type):
-        column = pa.chunked_array([chunk.dictionary for chunk in column.chunks])
-    row = pc.index(pc.match_substring_regex(column, OFFSET), True).as_py()
-    if row < 0:
-        return []
-    return [
-        f"times such as {str(column[row]).strip()!r} have an offset from UTC: hours, days and "
-        "weekdays are taken in UTC; --timezone names the zone to take them in, for example "
-        "Europe/Berlin"
-    ]
+def _zone_of_offsets(
+    column: pa.ChunkedArray, seconds: NDArray[np.int64], notes: list[str]
+) -> str | None:
+    """The zone of SEASONAL whose offsets from UTC are those that stand in the text, at the times
+    ``seconds`` since 1970; None where they do not change, or change in another way.
+
+    An hour of the day is one of local time: in UTC a rhythm of the day would shift twice a year.
+    """
+    rows = np.unique(np.linspace(0, len(column) - 1, MOST_OFFSETS).astype(np.int64))
+    text = column.take(pa.array(rows))
+    if pa.types.is_dictionary(text.type):
+        text = text.cast(text.type.value_type)
+    found = pc.extract_regex(text, OFFSET)
+    sign, hours, minutes = (pc.struct_field(found, name) for name in ("sign", "hours", "minutes"))
+    whole = (
+        pc.fill_null(pc.cast(pc.if_else(pc.equal(part, ""), "0", part), pa.int64()), 0)
+        for part in (hours, minutes)
+    )
+    size = sum(unit * flat(part) for unit, part in zip((3600, 60), whole, strict=True))
+    negative = flat(pc.cast(pc.fill_null(pc.equal(sign, "-"), False), pa.int8())).astype(bool)
+    offsets = np.where(negative, -size, size)
+    if not offsets.any():
+        return None
+    if (offsets != offsets[0]).any():
+        instants = pa.array(seconds[rows])
+        for zone in SEASONAL:
+            local = pc.local_timestamp(instants.view(pa.timestamp("s", zone)))
+            if np.array_equal(flat(pa.chunked_array([local])) - seconds[rows], offsets):
+                notes.append(
+                    f"offsets from UTC change as those of {zone} do: hours, days and weekdays are "
+                    "taken in that zone (--timezone)"
+                )
+                return zone
+    example = str(text[int(np.flatnonzero(offsets)[0])]).strip()
+    notes.append(
+        f"times such as {example!r} have an offset from UTC: hours, days and weekdays are taken in "
+        "UTC; --timezone names the zone to take them in, for example Europe/Berlin"
+    )
+    return None
 
 
 def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:

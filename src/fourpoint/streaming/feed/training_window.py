@@ -54,7 +54,8 @@ class Trained:
     def from_about(about: Mapping[str, Any]) -> Trained:
         """What `fit` saved beside the model."""
         numbers = {
-            name: _number(about.get(name)) for name in ("start", "stop", "events", "sequences", "until")
+            name: _number(about.get(name))
+            for name in ("start", "stop", "events", "sequences", "until")
         }
         counts = {
             name: None if numbers[name] is None else int(numbers[name] or 0)
