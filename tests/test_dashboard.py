@@ -42,6 +42,14 @@ PATIENCE = 60_000  # milliseconds until something that should happen counts as f
 POLL = 40  # milliseconds between two looks
 SCRIPT = "<img src=x onerror=\"document.title='taken'\">"
 DOCUMENTED = ("dashboard-light.png", "dashboard-dark.png", "dashboard-phone.png")
+# How often a key on the chart is answered.
+ANSWERS = """async () => { let times = 0;
+const seen = new MutationObserver((changes) => { times += changes.length; });
+seen.observe(document.querySelector('#spoken'), {childList: true});
+const key = new KeyboardEvent('keydown', {key: 'Home'});
+document.querySelector('#rate-chart').dispatchEvent(key);
+await new Promise((resolve) => setTimeout(resolve, 0));
+seen.disconnect(); return times; }"""
 # A refused connection is reported by the browser itself, whatever the page does about it.
 WHILE_DOWN = re.compile(r"ERR_CONNECTION_REFUSED|ERR_INCOMPLETE_CHUNKED|ERR_CONNECTION_RESET")
 
@@ -281,7 +289,7 @@ def keyboard_is_enough(watched: Watched) -> None:
     page.focus("#rate-chart")
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    watched.wait("document.querySelector('#announcer').textContent.includes('together')")
+    watched.wait("document.querySelector('#spoken').textContent.includes('together')")
     page.keyboard.press("Escape")
     # An entity is chosen, and left again, with the keyboard.
     page.focus("#entities button")
@@ -313,6 +321,7 @@ def take_pictures(browser: Any, server: Server, root: Path, tmp_path: Path) -> N
         {**phone, "color_scheme": "light", "device_scale_factor": 2, "has_touch": True},
     ]
     events = server.get("/v1/history?hours=24")["total"]
+    forecast_is_new(server)
     for kind, name in zip(kinds, DOCUMENTED, strict=True):
         context = browser.new_context(**kind, reduced_motion="reduce")
         watched = Watched(context.new_page())
@@ -328,6 +337,16 @@ def take_pictures(browser: Any, server: Server, root: Path, tmp_path: Path) -> N
         assert (folder / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
         assert watched.said == []
         context.close()
+
+
+def forecast_is_new(server: Server) -> None:
+    """Wait until the forecast begins now: an answer is used again for a few seconds."""
+    now = server.get("/v1/status")["now"]
+    for _ in range(PATIENCE // POLL):
+        if server.get("/v1/outlook?hours=6")["at"] == now:
+            return
+        time.sleep(POLL / 1000)
+    raise AssertionError("the forecast stays old")
 
 
 def serious_violations(evaluate: Callable[..., Any], axe: str) -> list[str]:
@@ -352,6 +371,14 @@ def recovers_after_a_restart(watched: Watched, server: Server) -> None:
     watched.wait(f"document.querySelector('#latest').textContent.endsWith('{shown}')")
     # What was acknowledged before is so after it.
     watched.wait("document.querySelectorAll('#acknowledged .alarm').length === 1")
+    # The chart that was drawn before does not answer keys any more.
+    answers = 0
+    for _ in range(PATIENCE // POLL):
+        answers = watched.page.evaluate(ANSWERS)
+        if answers:
+            break
+        watched.page.wait_for_timeout(POLL)
+    assert answers == 1
 
 
 def asks_for_a_token(watched: Watched, server: Server, tmp_path: Path) -> None:

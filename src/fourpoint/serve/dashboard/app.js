@@ -99,6 +99,7 @@ function tile(id, value, unit = "", note = "", tone = "") {
   setText(`tile-${id}-note`, note);
 }
 
+/** Said by screen readers; what a key reads out of the chart does not replace it. */
 function announce(text) { $("announcer").textContent = text; }
 
 // ---------------------------------------------------------------- status, clock and windows
@@ -124,9 +125,7 @@ function prepare(status) {
   const windows = status.windows && status.windows.length ? status.windows : [1, 6, 24];
   if (!windows.includes(state.window)) state.window = status.window ?? windows[windows.length - 1];
   drawWindows(windows);
-  $("rate-chart").replaceChildren();
-  $("counts-chart").replaceChildren();
-  if (state.rateChart) { state.rateChart.observer.disconnect(); state.countChart.observer.disconnect(); }
+  for (const chart of [state.rateChart, state.countChart]) if (chart) chart.close();
   state.rateChart = new RateChart($("rate-chart"), state.times, state.marks, onCursor);
   state.countChart = new CountChart($("counts-chart"), state.times);
   refreshHistory();
@@ -357,7 +356,7 @@ function onCursor(index, spoken = false) {
     items.push(element("span", { text: `forecast ${number(data[M + 4][at])} (${number(data[M + 3][at])} to ${number(data[M + 2][at])})` }));
   }
   readout.replaceChildren(...items);
-  if (spoken) announce(items.map((item) => item.textContent).join(", "));
+  if (spoken) $("spoken").textContent = items.map((item) => item.textContent).join(", ");
 }
 
 // ---------------------------------------------------------------- entities
@@ -464,7 +463,7 @@ function drawAlarms() {
   setText("acknowledged-title", `Acknowledged (${count(done.length)})`);
   setText("alarms-count", open.length ? `${count(open.length)} open` : "");
   const level = state.status.alarm_level;
-  setText("alarms-empty-text", level === null ? "Alarms are switched off." : `No open alarm. Under the model, at most ${number(level)} false alarms are raised per 1,000 events.`);
+  setText("alarms-empty-text", level === null ? "Alarms are switched off." : `No open alarm. Under the model, at most one false alarm is raised in ${count(1000 / level)} events on average.`);
   const latest = open[0];
   tile("alarms", count(open.length), "", latest ? alarmTitle(latest) : "none", open.length ? "warn" : "good");
   document.title = open.length ? `(${open.length}) Fourpoint` : "Fourpoint";
@@ -548,8 +547,8 @@ function drawModel(model) {
     const lines = Object.entries(kernel.values).slice(0, 8);
     const list = element("ul", { className: "legend" }, ...lines.map(([name], i) => element("li", { className: typeClass(i) },
       element("span", { className: `dot ${typeClass(i)}` }), element("span", { text: name }))));
-    parts.push(part("After one event", curves(kernel.lags, lines, `Kernel over lags: ${lines.map(([name]) => name).join(", ")}`, state.times.unit),
-      list, element("p", { className: "caption", text: kernel.caption || `What one event adds to the rate, ${state.times.perUnit}, by the time since. ${offspring(kernel)}` })));
+    parts.push(part("After one event", curves(kernel.lags, lines, `Kernel over lags: ${lines.map(([name]) => name).join(", ")}`),
+      list, element("p", { className: "caption", text: kernel.caption || `What one event adds to the rate, ${state.times.perUnit}, by the time since${state.times.unit ? `, in ${state.times.unit}` : ""}. ${offspring(kernel)}` })));
   }
   for (const [term, own] of Object.entries(model.calendar || {})) {
     const labels = own.labels || CALENDAR_LABELS[term] || own.values.map((_, i) => String(i));
@@ -566,7 +565,10 @@ function drawModel(model) {
 function offspring(kernel) {
   const all = Object.entries(kernel.offspring || {});
   if (!all.length || all.length > 4) return "";
-  return `Directly, it leads to ${all.map(([name, value]) => `${number(value)} more (${name})`).join(", ")}.`;
+  if (all.length === 1) return `It leads directly to ${number(all[0][1])} further events.`;
+  const parts = all.map(([name, value], i) => (i === 0
+    ? `an event of type ${name} leads to ${number(value)} further events` : `one of type ${name} to ${number(value)}`));
+  return `Directly, ${parts.join(", ")}.`;
 }
 
 function calendarCaption(own, labels) {

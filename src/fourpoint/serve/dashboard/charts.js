@@ -74,9 +74,13 @@ export class RateChart {
     this.top = 1;
     this.build();
     this.observer = watchSize(host, () => this.plot);
-    host.addEventListener("keydown", (event) => this.onKey(event));
-    host.addEventListener("blur", () => this.leave());
+    this.listening = new AbortController();
+    const { signal } = this.listening;
+    host.addEventListener("keydown", (event) => this.onKey(event), { signal });
+    host.addEventListener("blur", () => this.leave(), { signal });
   }
+
+  close() { this.observer.disconnect(); this.listening.abort(); this.plot.destroy(); }
 
   get lanes() { return Math.min(this.marks.length, MOST_LANES); }
 
@@ -86,8 +90,10 @@ export class RateChart {
     this.ink = colour("ink");
     this.soft = colour("soft");
     this.grid = colour("grid");
-    const band = colour("band");
     const many = this.marks.length > 1;
+    // The forecast is that of all types together, and so has none of their colours.
+    const mean = many ? this.ink : colour("accent");
+    const band = many ? withAlpha(this.ink, 0.1) : colour("band");
     const series = [{}];
     for (let i = 0; i < this.marks.length; i += 1) {
       series.push({ stroke: this.colours[i], width: 1.8, points: { show: false }, spanGaps: false });
@@ -97,7 +103,7 @@ export class RateChart {
     }); // total
     const edge = { stroke: "transparent", width: 0, points: { show: false } };
     series.push(edge, { ...edge }); // high, low
-    series.push({ stroke: colour("accent"), width: 1.6, dash: [5, 4], points: { show: false } }); // mean
+    series.push({ stroke: mean, width: 1.6, dash: [5, 4], points: { show: false } }); // mean
     const M = this.marks.length;
     const options = {
       ...sizeOf(this.host),
@@ -240,6 +246,8 @@ export class CountChart {
     this.build();
     this.observer = watchSize(host, () => this.plot);
   }
+
+  close() { this.observer.disconnect(); this.plot.destroy(); }
 
   build() {
     this.bar = colour("bar");

@@ -49,8 +49,14 @@ export function bars(values, labels, label, { every = 1, rule = null, span = nul
   return svg;
 }
 
-/** Curves over lags, one per name; the largest value and the longest lag are labelled. */
-export function curves(lags, lines, label, unit) {
+/** The smallest of 1, 2 and 5 times a power of ten that is at least `size`. */
+function roundStep(size) {
+  const power = 10 ** Math.floor(Math.log10(size));
+  return power * ([1, 2, 5].find((digit) => digit * power >= size * (1 - 1e-9)) ?? 10);
+}
+
+/** Curves over lags, one per name; the largest value is labelled. */
+export function curves(lags, lines, label) {
   const [width, height, foot, left] = [340, 150, 18, 4];
   const svg = frame(width, height, label);
   const longest = lags[lags.length - 1] || 1;
@@ -71,10 +77,11 @@ export function curves(lags, lines, label, unit) {
     svg.append(line);
   });
   svg.append(node("text", { x: 0, y: 9 }, number(most)));
-  for (const share of [0, 0.25, 0.5, 0.75, 1]) {
-    const anchor = share === 0 ? "start" : share === 1 ? "end" : "middle";
-    svg.append(node("text", { x: x(longest * share), y: height - 3, "text-anchor": anchor },
-      `${number(longest * share)}${share === 1 ? ` ${unit}` : ""}`));
+  const step = roundStep(longest / 5);
+  for (let k = 0; k * step <= longest; k += 1) {
+    const where = x(k * step);
+    const anchor = k === 0 ? "start" : where > width - 12 ? "end" : "middle";
+    svg.append(node("text", { x: where, y: height - 3, "text-anchor": anchor }, number(k * step)));
   }
   return svg;
 }
