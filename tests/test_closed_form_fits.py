@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -22,7 +23,7 @@ from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes, Poisson, SelfCorrecting, SpatialHawkes, SplinePoisson
 from fourpoint.models.effects import effects_of
 from fourpoint.storage.checkpoints import about, restore, save
-from fourpoint.training.closed_forms import CALENDAR
+from fourpoint.training.closed_forms import CALENDAR, ClosedForm, simplest_as_good
 from fourpoint.training.fitting import fit
 from fourpoint.training.run import explosive
 
@@ -110,6 +111,22 @@ def test_models_are_chosen_on_dequantised_times() -> None:
     poisson, hawkes = done.closed_forms[CALENDAR], done.closed_forms["hawkes"]
     assert hawkes < poisson + 0.003  # 0.011 more before
     assert np.isfinite(poisson)
+    assert done.name == CALENDAR  # there is no excitation
+
+
+def test_a_complex_closed_form_has_to_gain_more_than_its_standard_error() -> None:
+    def one(name: str, *scores: float) -> ClosedForm:
+        return ClosedForm(name, Poisson(), [], torch.tensor(scores, dtype=torch.float64))
+
+    plain, hawkes = one("poisson", 1.0, 2.0, 3.0, 4.0), one("hawkes", 1.3, 1.9, 3.2, 3.9)
+    better = one("hawkes", 1.3, 2.2, 3.2, 4.1)
+    assert simplest_as_good([plain, hawkes]) is plain
+    assert simplest_as_good([plain, better]) is better
+    worst = one("constant", 0.0, 1.0, 2.0, 3.0)
+    assert simplest_as_good([worst, plain, hawkes]) is plain
+    # One unit has no standard error.
+    single = [one("poisson", 1.0), one("hawkes", 1.1)]
+    assert simplest_as_good(single) is single[1]
 
 
 @pytest.mark.parametrize("covariates", [False, True])

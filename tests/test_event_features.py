@@ -503,7 +503,8 @@ def test_commands_read_the_features_of_the_training_log(tmp_path: Path) -> None:
     assert named[named.index("{") :] == plain[plain.index("{") :]
     out = tmp_path / "out.csv"
     run("forecast", model, log, "--horizon", "2d", "--by", "1d", "-o", out)
-    assert len(out.read_text().splitlines()) == 3
+    # The rest of the day, a day from midnight to midnight, and the rest of the horizon.
+    assert len(out.read_text().splitlines()) == 4
     bare = tmp_path / "bare.csv"
     bare.write_text(log.read_text().replace("magnitude", "size"))
     refused = CliRunner().invoke(app, ["evaluate", str(model), str(bare)])

@@ -175,6 +175,21 @@ def standard_error(differences: Tensor) -> float:
     return float(differences.std()) * math.sqrt(len(differences))
 
 
+def simplest_as_good(found: list[ClosedForm]) -> ClosedForm:
+    """The simplest of models that come from simple to complex: a more complex one has to gain more
+    on the development data than the standard error of its gain. With fewer than two units, by which
+    no standard error can be found, the best one.
+    """
+    if any(len(one.scores) < 2 for one in found):
+        return max(found, key=lambda one: float(one.scores.sum()))
+    chosen = found[0]
+    for one in found[1:]:
+        gain = one.scores - chosen.scores
+        if float(gain.sum()) > standard_error(gain):
+            chosen = one
+    return chosen
+
+
 def clearly_positive(differences: Tensor) -> bool:
     """Whether the sum of paired differences exceeds what chance explains: Student's t at LEVEL,
     one-sided.

@@ -168,7 +168,8 @@ def fit(
             fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
         baselines: whether closed-form models (constant rate, spline, Hawkes) are fitted first and
-            the best of them is returned as ``Fit.model`` where it is better on dev, or stable where
+            the simplest of them that no other exceeds by more than the standard error of its gain
+            is returned as ``Fit.model`` where one of them is better on dev, or stable where
             the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
             events it keeps its first weights unless the trained ones are clearly better on dev.
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,

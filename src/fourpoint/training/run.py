@@ -55,6 +55,7 @@ from fourpoint.storage import checkpoints
 from fourpoint.training.closed_forms import (
     ClosedForm,
     clearly_positive,
+    simplest_as_good,
     standard_error,
     unit_scores,
 )
@@ -344,6 +345,11 @@ class Run:
         self._look_for_peaks()
         others = sorted(self.closed_forms, key=lambda one: -float(one.scores.sum()))
         why = self._why_a_closed_form(others)
+        if why:
+            simple = simplest_as_good(self.closed_forms)
+            if simple is not others[0]:
+                why = f"simpler than {others[0].name} and as good, which is {why}"
+                others = [simple, *(one for one in others if one is not simple)]
         if why and not self._explosive(others[0].model):
             self._return(others[0], why)
         else:
