@@ -250,6 +250,18 @@ SMOOTHING = Kernel(
     factor=159,
     measured="processor time of that row with and without the kernel",
 )
+CHAIN = Kernel(
+    name="chain",
+    compiler="numba",
+    module="numba_chain",
+    plain="fourpoint.ops.chain.plain_filtered",
+    supports=conditions.chain,
+    values=1e-10,
+    gradients=None,
+    benchmark="benchmarks/counts.py, Markov-modulated Poisson",
+    factor=0.0,
+    measured="seconds of a fit of that row with and without the kernel",
+)
 ATTENTION = Kernel(
     name="attention",
     compiler="triton",
@@ -316,6 +328,7 @@ TABLE: dict[str, Kernel[Any]] = {
         TRIGGERING,
         TRIGGER_TREE,
         SMOOTHING,
+        CHAIN,
         ATTENTION,
         RECURRENCE,
         DEEP_DAPP_RATE,

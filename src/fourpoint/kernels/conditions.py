@@ -25,6 +25,7 @@ EXCITATION_WORK = 2**19
 SMALLEST_TILE = 16  # rows and columns of a matrix product in Triton
 DEEP_FEATURES = 16  # of an elapsed time, one of them a 1 for the bias
 TRIGGER_WORK = 2**16  # pairs of a query and an event from which their sums are compiled
+CHAIN_WORK = 2**14  # numbers of the filter of a hidden Markov chain from which it is compiled
 TREE_WORK = 2**24  # pairs from which distant events are summed in groups
 LARGEST_INDEX = 2**31
 PATH_NUMBERS = 2**26  # in the tables of the sampler of DAPP's paths
@@ -213,6 +214,19 @@ def triggering(pairs: int, device: str) -> str | None:
         return f"tensors on {device}, not cpu"
     if pairs < TRIGGER_WORK:
         return f"{pairs:,} pairs, fewer than {TRIGGER_WORK:,}"
+    return None
+
+
+def chain(numbers: int, device: str, dtype: str, *, differentiated: bool) -> str | None:
+    """`CHAIN`: many numbers in float64 on the CPU, of which no gradient is wanted."""
+    if differentiated:
+        return "gradients are wanted"
+    if device != "cpu":
+        return f"tensors on {device}, not cpu"
+    if dtype != "torch.float64":
+        return f"numbers of type {dtype}, not float64"
+    if numbers < CHAIN_WORK:
+        return f"{numbers:,} numbers, fewer than {CHAIN_WORK:,}"
     return None
 
 

@@ -9,6 +9,11 @@ calendar and covariates (`models.effects`). A chain with several states makes th
 day uncertain and skewed, as weather does with delays or incidents with calls, where a Hawkes
 process explains every busy spell by the events before it.
 
+Besides, the level of weeks may drift: with S > 1 slow levels, log u has a second term, which is one
+of S equidistant numbers around 0 and moves to a neighbouring one every ten days on average. A
+forecast follows it from the last events, without a new fit, and returns to the mean in the long
+run. Both chains are one chain with S K states, whose transition matrix is a Kronecker product.
+
 The state is not observed. Given the past, its distribution p is known (the forward filter), and the
 process has the rate
 
@@ -16,9 +21,11 @@ process has the rate
 
 in which p_k changes by exp(-v_k F) while nothing happens, F being the integral of e(t) sum_m
 exp(r_m + f_m), by the factor v_k at an event, and by T at the end of a block. All parameters are
-found by EM: forwards and backwards over blocks, and penalised Poisson regressions for v and f.
+found by EM: forwards and backwards over blocks, and penalised Poisson regressions for v and f. How
+often the slow level moves, and by how much, is fixed: by likelihood it would become one more fast
+level.
 
-Axes: B sequences, P positions, J blocks, K states, D phases, M marks.
+Axes: B sequences, P positions, J blocks, K states (of both chains together), D phases, M marks.
 """
 
 from __future__ import annotations
@@ -41,12 +48,17 @@ from fourpoint.models.effects_fit import PIECE, EffectsFit, fit_effects
 from fourpoint.models.path_counts import explosion, integrals
 from fourpoint.models.positions import Positions, last_time
 from fourpoint.models.time_pieces import constant_cubics, exposure_of, pieces_until
+from fourpoint.ops.chain import FLOOR, filtered
 from fourpoint.ops.quadrature import gauss_legendre
 
 NODES = 8  # of the integral of the rate between neighbouring cuts, which are at most an hour apart
 BLOCKS = (900.0, 3600.0, 21600.0, 86400.0)  # seconds that a block may have, with a calendar
 LEAST_EVENTS = 1.0  # per block on average
 LAST_PHASED = 21600.0  # the longest block with phases of the day
+SLOW_LEVELS, SLOW_STEP = 7, 0.25  # slow levels, and the difference of neighbouring log levels
+SLOW_STAY = 10 * DAY  # seconds that a slow level lasts on average, with a calendar
+SLOW_BLOCKS = 240  # blocks that it lasts otherwise
+SLOW_NEEDS = 56 * DAY  # seconds of data from which there are slow levels
 STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
 PRIOR = 1.0  # transitions from every state that are known a priori
 LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
@@ -54,7 +66,6 @@ ROUNDS, INNER = 6, 6  # of effects, and of EM for the chain within each
 FIRST_INNER = 16
 SMOOTH, RIDGE = 10.0, 0.02  # penalties of differences between phases, and of log levels
 LONGEST_STEP = 1.0  # of Newton's method in a log level
-FLOOR = 1e-300
 # The chain has the swings of the level within weeks: a trend is a random walk with a standard
 # deviation of at most .1 from knot to knot.
 LEAST = {TREND: 100.0}
@@ -102,6 +113,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         block: how long a state lasts at least, in seconds with a calendar, else in the data's unit
             of time; None: chosen from the data, an hour where that holds an event on average.
         phases: blocks of the day that have levels of their own; None: chosen with ``block``.
+        slow: levels of the slow chain, 1 for none; None: chosen from the data, 7 with a calendar
+            and eight weeks or more.
 
     >>> from fourpoint.events import Sequence
     >>> model = MarkovModulated(states=2, block=1.0)
@@ -126,6 +139,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         states: int = 5,
         block: float | None = None,
         phases: int | None = None,
+        slow: int | None = None,
     ) -> None:
         super().__init__()
         if not 1 <= states <= 64:
@@ -134,10 +148,14 @@ class MarkovModulated(PointProcess[ChainHistory]):
             raise UserError("a positive length of blocks", f"{block}", "Pass block=3600, say.")
         if phases is not None and phases < 1:
             raise UserError("at least one phase", f"{phases}", "Leave phases out.")
+        if slow is not None and not 1 <= slow <= 64:
+            raise UserError("1 to 64 slow levels", f"{slow}", "Pass slow=7, say.")
         self.marks = space_without_places(marks, "markov-modulated")
         self.states = states
         self.chosen_block = block
         self.chosen_phases = phases
+        self.chosen_slow = slow
+        self.slow = slow or 1
         self.block = 1.0 if block is None else float(block)
         kind = torch.float64
         self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=kind))
@@ -147,19 +165,44 @@ class MarkovModulated(PointProcess[ChainHistory]):
         self.register_buffer("seconds", torch.ones((), dtype=kind))  # in the unit of time
 
     def settings(self) -> dict[str, Any]:
-        """States, blocks and phases as they are now."""
-        return {"states": self.states, "block": self.block, "phases": len(self.log_level)}
+        """States, blocks, phases and slow levels as they are now."""
+        return {
+            "states": self.states,
+            "block": self.block,
+            "phases": len(self.log_level),
+            "slow": self.slow,
+        }
 
     def shown(self) -> dict[str, Any]:
         """Settings, the share of time in each state and its level, averaged over phases."""
-        share = _stationary(self.transition)
+        share = _stationary(self.log_transition.detach().softmax(1))
         level = self.log_level.detach().exp().mean(0)
         return {**self.settings(), "share": share.numpy(), "level": level.numpy()}
 
     @property
     def transition(self) -> Float[Tensor, "K K"]:
         """The probabilities of the next block's state, by that of this one."""
-        return self.log_transition.detach().softmax(1)
+        return torch.kron(self._slow_transition(), self.log_transition.softmax(1))
+
+    def _slow_transition(self) -> Float[Tensor, "S S"]:
+        """Steps up and down are equally likely."""
+        moved = 1 / SLOW_BLOCKS
+        if self._spec().calendar:
+            moved = min(0.5, self.block / SLOW_STAY)
+        step = torch.full((self.slow - 1,), moved / 2).to(self.log_transition)
+        aside = step.diag(1) + step.diag(-1)
+        return aside + (1 - aside.sum(1)).diag()
+
+    def _slow_levels(self) -> Float[Tensor, " S"]:
+        """Log levels of the slow chain."""
+        number = torch.arange(self.slow).to(self.log_level)
+        return SLOW_STEP * (number - (self.slow - 1) / 2)
+
+    @property
+    def _log_levels(self) -> Float[Tensor, "D K"]:
+        """Log levels of all states by phase."""
+        both = self._slow_levels()[:, None] + self.log_level[:, None]
+        return both.flatten(1)
 
     @property
     def effect_curves(self) -> int:
@@ -208,7 +251,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         for _ in range(INNER):
             self._improve(self._blocks_of(data))
         self.rate_ratios = found.rate_ratios
-        share = _stationary(self.transition).numpy()
+        share = _stationary(self.log_transition.detach().softmax(1)).numpy()
         level = self.log_level.detach().exp().mean(0).numpy()
         order = np.argsort(level)
         each = ", ".join(f"{level[k] / (share @ level):.3g} ({share[k]:.0%})" for k in order)
@@ -243,6 +286,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             even = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
             long_enough = observed >= 14 * DAY
             phases = round(per_day) if dated and even and long_enough else 1
+        if self.chosen_slow is None:
+            self.slow = SLOW_LEVELS if dated and observed >= SLOW_NEEDS else 1
         self.block = float(block)
         self.log_level = nn.Parameter(torch.zeros(phases, self.states, dtype=torch.float64))
         with torch.no_grad():
@@ -274,35 +319,41 @@ class MarkovModulated(PointProcess[ChainHistory]):
     @torch.no_grad()
     def _improve(self, blocks: _Blocks) -> Float[Tensor, "B J"]:
         """One round of EM for transitions and levels; the expected level of every block."""
-        level = self.log_level.exp()[blocks.phase]  # (B, J, K)
+        level = self._log_levels.exp()[blocks.phase]  # (B, J, K)
         logs = blocks.events[..., None] * level.log() - blocks.mass[..., None] * level
         evidence = (logs - logs.amax(-1, keepdim=True)).exp()
         T = self.transition
-        steps = T * evidence[:, 1:, None, :]  # (B, J - 1, K, K)
-        first = _stationary(T) * evidence[:, 0]
-        forward = _forward(first, steps)
-        backward = _backward(steps)
+        always = torch.ones(evidence.shape[:2], dtype=torch.bool)
+        ahead = filtered(_stationary(T).expand(len(evidence), -1), evidence, always, T)[:, :-1]
+        forward = ahead * evidence
+        ones = torch.ones_like(evidence[:, 0])
+        backward = filtered(ones, evidence.flip(1), always, T.T)[:, :-1].flip(1)
         state = forward * backward
-        state = state / state.sum(-1, keepdim=True)
-        pairs = forward[:, :-1, :, None] * steps * backward[:, 1:, None, :]
-        pairs = pairs / pairs.sum((-2, -1), keepdim=True).clamp(min=FLOOR)
+        state = state / state.sum(-1, keepdim=True).clamp(min=FLOOR)
+        after = evidence[:, 1:] * backward[:, 1:]
+        chance = torch.einsum("bjk,kl,bjl->bj", forward[:, :-1], T, after).clamp(min=FLOOR)
+        pairs = T * torch.einsum("bjk,bjl->kl", forward[:, :-1] / chance[..., None], after)
+        fast = pairs.view(self.slow, self.states, self.slow, self.states).sum((0, 2))
         stays = torch.eye(self.states, dtype=T.dtype) * STAYS + (1 - STAYS) / self.states
-        moved = pairs.sum((0, 1)) + PRIOR * stays
+        moved = fast + PRIOR * stays
         self.log_transition.copy_((moved / moved.sum(1, keepdim=True)).log())
         self._improve_levels(blocks, state)
-        return (state * self.log_level.exp()[blocks.phase]).sum(-1)
+        return (state * self._log_levels.exp()[blocks.phase]).sum(-1)
 
     def _improve_levels(self, blocks: _Blocks, state: Float[Tensor, "B J K"]) -> None:
         """A step of Newton's method for the log levels, whose differences between phases are
         penalised.
         """
         D = len(self.log_level)
+        parts = state.unflatten(-1, (self.slow, self.states))
+        chance = parts.sum(-2)
+        factor = torch.einsum("bjsk,s->bjk", parts, self._slow_levels().exp())
         flat = blocks.phase.flatten()
         shape = (D, self.states)
         counts = torch.zeros(shape, dtype=torch.float64)
-        counts.index_add_(0, flat, (state * blocks.events[..., None]).flatten(0, 1))
+        counts.index_add_(0, flat, (chance * blocks.events[..., None]).flatten(0, 1))
         mass = torch.zeros(shape, dtype=torch.float64)
-        mass.index_add_(0, flat, (state * blocks.mass[..., None]).flatten(0, 1))
+        mass.index_add_(0, flat, (factor * blocks.mass[..., None]).flatten(0, 1))
         penalty = RIDGE * torch.eye(D, dtype=torch.float64)
         if D > 1:
             around = torch.eye(D, dtype=torch.float64)
@@ -347,7 +398,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def encode(self, batch: Batch, before: ChainHistory | None = None) -> ChainHistory:
         context = self.known_context(batch, before)
-        T = self.log_transition.softmax(1)
+        T = self.transition
         if before is None:
             first, start = batch.start, batch.start
             earlier = torch.zeros_like(batch.lengths)
@@ -355,7 +406,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         else:
             first, start = last_time(before), before.start
             earlier = before.earlier + before.lengths
-            wide = before.lengths[:, None, None].expand(-1, -1, self.states)
+            wide = before.lengths[:, None, None].expand(-1, -1, len(T))
             belief = before.belief.gather(1, wide)[:, 0]
         known = torch.where(batch.valid, batch.times.detach(), first[:, None])
         times = torch.cat([first[:, None], known], 1).cummax(1).values
@@ -379,17 +430,15 @@ class MarkovModulated(PointProcess[ChainHistory]):
             len(first), -1
         )  # the block before each end
         block = torch.cat([ends, line.block[:, 1:]], 1).gather(1, order)
-        wide_block = block[..., None].expand(-1, -1, self.states)
+        wide_block = block[..., None].expand(-1, -1, len(T))
         level = line.level.gather(1, wide_block)
         log_factor = -more[..., None] * level
         event = is_event.gather(1, order)
         log_factor = log_factor + torch.where(event[..., None], level.log(), 0.0)
         log_factor = log_factor - log_factor.amax(-1, keepdim=True)
         factor = torch.where(real[..., None], log_factor.exp(), 1.0)
-        matrix = torch.diag_embed(factor)
         end = is_end.gather(1, order)
-        matrix = torch.where(end[..., None, None], factor[..., None] * T, matrix)
-        beliefs = _forward(belief, matrix)  # (B, 1 + steps, K)
+        beliefs = filtered(belief, factor, end, T)  # (B, 1 + steps, K)
         place = torch.empty_like(order)
         number = torch.arange(order.shape[1], device=first.device)
         place.scatter_(1, order, number.expand_as(order))
@@ -398,7 +447,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         # Padding repeats the last belief.
         position = torch.arange(at.shape[1], device=first.device).expand_as(at)
         at = at.gather(1, position.minimum(batch.lengths[:, None]))
-        belief = beliefs.gather(1, at[..., None].expand(-1, -1, self.states))
+        belief = beliefs.gather(1, at[..., None].expand(-1, -1, len(T)))
         return ChainHistory(times, start, batch.lengths, earlier, belief, context=context)
 
     def extend(
@@ -469,16 +518,12 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed, block = line.passed[:, :G], line.block[:, :G]
         at_a, at_b = (line.passed[:, G + side :: 2] for side in (0, 1))
         block_a, block_b = (line.block[:, G + side :: 2] for side in (0, 1))
-        there, _ = _carry(
-            belief, passed, block, at_a, block_a, line, self.log_transition.softmax(1)
-        )
-        _, survival = _carry(
-            there, at_a, block_a, at_b, block_b, line, self.log_transition.softmax(1)
-        )
+        there, _ = _carry(belief, passed, block, at_a, block_a, line, self.transition)
+        _, survival = _carry(there, at_a, block_a, at_b, block_b, line, self.transition)
         each = line.each[:, G + 1 :: 2] - line.each[:, G::2]
         total = each.sum(-1)
         exposed = at_b - at_a
-        level = line.level.gather(1, block_a[..., None].expand(-1, -1, self.states))
+        level = line.level.gather(1, block_a[..., None].expand(-1, -1, line.level.shape[-1]))
         unexposed = (there * level).sum(-1) * total
         ratio = total / torch.where(exposed > 0, exposed, 1.0)
         whole = torch.where(exposed > 0, -survival * ratio, unexposed)
@@ -510,9 +555,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
             passed[:, 1:2],
             block[:, 1:2],
             line,
-            self.log_transition.softmax(1),
+            self.transition,
         )
-        own = line.level.gather(1, block[:, 1:2, None].expand(-1, -1, self.states))
+        own = line.level.gather(1, block[:, 1:2, None].expand(-1, -1, line.level.shape[-1]))
         mean = (there * own).sum(-1)[:, 0]
         number = torch.arange(line.level.shape[1], device=a.device)
         later = (number > block[:, 1:2]) & (number <= block[:, 2:3])
@@ -535,7 +580,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         cubics = constant_cubics(self.log_rate)
         pieces = pieces_until(cubics, self.effects, batch, wanted.edges[:, 0], wanted.edges[:, -1])
         exposure = exposure_of(batch)
-        cumulative = self.transition.cumsum(1).numpy()
+        cumulative = self.transition.detach().cumsum(1).numpy()
         rows, columns = wanted.edges.shape
         found = np.zeros((rows, columns - 1, self.marks.count, wanted.paths), dtype=np.int32)
         for r in range(rows):
@@ -564,7 +609,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Time and belief at positions ``seen``, or at all of them."""
         if seen is None:
             return history.times, history.belief
-        wide = seen[..., None].expand(-1, -1, self.states)
+        wide = seen[..., None].expand(-1, -1, history.belief.shape[-1])
         return history.times.gather(1, seen), history.belief.gather(1, wide)
 
     def _carried(
@@ -588,9 +633,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
             line.passed[:, G:],
             line.block[:, G:],
             line,
-            self.log_transition.softmax(1),
+            self.transition,
         )
-        level = line.level.gather(1, line.block[:, G:, None].expand(-1, -1, self.states))
+        level = line.level.gather(1, line.block[:, G:, None].expand(-1, -1, line.level.shape[-1]))
         return there, level
 
     def _log_population(
@@ -650,7 +695,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         wanted = torch.cat([times, within], 1)
         passed, each = self._passed(wanted, low, high, context)
         X = times.shape[1]
-        level = self.log_level.exp()[self._phase(starts, context)]
+        level = self._log_levels.exp()[self._phase(starts, context)]
         return _Timeline(
             starts, passed[:, X:], level, passed[:, :X], block.clamp(min=0), each[:, :X]
         )
@@ -739,37 +784,3 @@ def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> nd
     """One state for each row of cumulative probabilities."""
     uniform = random.random(len(cumulative))[:, None]
     return np.minimum((uniform >= cumulative).sum(1), cumulative.shape[1] - 1)
-
-
-def _products(steps: Float[Tensor, "B J K K"]) -> Float[Tensor, "B J K K"]:
-    """The products of the first 1, 2, ... matrices, each up to a factor, by doubling."""
-    found = _scaled(steps)
-    size = 1
-    while size < steps.shape[1]:
-        joined = found[:, :-size] @ found[:, size:]
-        found = torch.cat([found[:, :size], _scaled(joined)], 1)
-        size *= 2
-    return found
-
-
-def _scaled(matrices: Float[Tensor, "B J K K"]) -> Float[Tensor, "B J K K"]:
-    return matrices / matrices.amax((-2, -1), keepdim=True).clamp(min=FLOOR)
-
-
-def _forward(
-    first: Float[Tensor, "B K"], steps: Float[Tensor, "B J K K"]
-) -> Float[Tensor, "B L K"]:
-    """The distribution at first and after every step, L = J + 1."""
-    later = torch.einsum("bk,bjkl->bjl", first, _products(steps))
-    found = torch.cat([first[:, None], later], 1)
-    return found / found.sum(-1, keepdim=True).clamp(min=FLOOR)
-
-
-def _backward(steps: Float[Tensor, "B J K K"]) -> Float[Tensor, "B L K"]:
-    """The probability of everything after each step by the state there, up to a factor."""
-    reversed_products = _products(steps.flip(1).transpose(-2, -1)).transpose(-2, -1).flip(1)
-    earlier = reversed_products.sum(-1)
-    found = torch.cat([earlier, torch.ones_like(earlier[:, :1])], 1)
-    if not steps.shape[1]:
-        found = torch.ones(len(steps), 1, steps.shape[-1], dtype=steps.dtype)
-    return found / found.amax(-1, keepdim=True).clamp(min=FLOOR)
