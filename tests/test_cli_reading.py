@@ -182,6 +182,7 @@ OPTIONS = ReadingOptions(
     observed="shifts.csv",
     exposure="staff.csv",
     covariates="weather.csv",
+    entities="customers.csv",
     sequence_covariates="age,plan",
     event_features="amount",
     impute="mean",

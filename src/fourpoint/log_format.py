@@ -42,6 +42,9 @@ class LogFormat:
         levels: the values of each covariate that was read from words, the reference first.
         split_at: where `fit` cut the log into training, development and test data: timestamps as
             ISO 8601 in UTC (or without a zone, as the log), or numbers in the data's unit.
+        constant: the columns of covariates of sequences.
+        window: start and stop of the window of each sequence, at least one of which is a column;
+            none otherwise.
         projected: the columns of longitude and latitude that were projected to km; none otherwise.
         centre: longitude and latitude of the centre of that projection.
         origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
@@ -69,8 +72,15 @@ class LogFormat:
     noon: bool = False
     levels: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     split_at: tuple[str | float, ...] = ()
+    constant: tuple[str, ...] = ()
+    window: tuple[str, ...] = ()
     projected: tuple[str, ...] = ()
     centre: tuple[float, ...] = ()
+
+    @property
+    def in_use(self) -> tuple[str, ...]:
+        """Columns beside time, mark and sequence that were used."""
+        return (*self.features, *self.constant, *self.window)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -96,6 +106,7 @@ class LogFormat:
                 )
         found = LogFormat(**{"time": "", **values})
         words = [*found.levels.values(), found.covariates, found.features, found.projected]
+        words += [found.constant, found.window]
         cuts = found.split_at
         degrees = all(type(x) is float for x in found.centre) and len(found.centre) in (0, 2)
         good = all(isinstance(cut, str | float) for cut in cuts) and degrees
@@ -107,6 +118,8 @@ class LogFormat:
             covariates=tuple(found.covariates),
             features=tuple(found.features),
             split_at=tuple(cuts),
+            constant=tuple(found.constant),
+            window=tuple(found.window),
             projected=tuple(found.projected),
             centre=tuple(found.centre),
         )
@@ -141,6 +154,8 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "noon": (bool,),
     "levels": (Mapping,),
     "split_at": (list, tuple),
+    "constant": (list, tuple),
+    "window": (list, tuple),
     "projected": (list, tuple),
     "centre": (list, tuple),
 }

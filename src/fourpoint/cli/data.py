@@ -137,7 +137,7 @@ def convert(
 
 
 @data_app.command()
-@typed.takes_reading_options(without=typed.BESIDE[:4])
+@typed.takes_reading_options(without=typed.BESIDE[:5])
 def partition(
     source: Annotated[
         str, typer.Argument(metavar="DATA", help="A folder or URL of Parquet files.")

@@ -981,6 +981,7 @@ def influence(
         "sort",
         "gaps",
         "observed",
+        "entities",
         "sequence_covariates",
         "event_features",
     ),
@@ -1151,7 +1152,16 @@ def stream(
 @app.command()
 @typed.takes_options_of(typed.BrokerOptions)
 @typed.takes_reading_options(
-    without=("sequence", "window", "sort", "gaps", "observed", "time_unit", "timezone"),
+    without=(
+        "sequence",
+        "window",
+        "sort",
+        "gaps",
+        "observed",
+        "entities",
+        "time_unit",
+        "timezone",
+    ),
     describe={
         "exposure": "Table of a known factor of the rate: time and exposure.",
         "covariates": "Table of the covariates that the model was fitted to: time and columns.",

@@ -34,6 +34,7 @@ BESIDE = (
     "observed",
     "exposure",
     "covariates",
+    "entities",
     "sequence_covariates",
     "event_features",
     "impute",
@@ -50,6 +51,7 @@ OF_EVENTS = (
     "time_unit",
     "timezone",
     "sort",
+    "entities",
     "sequence_covariates",
     "event_features",
 )
@@ -69,7 +71,8 @@ class ReadingOptions:
         typer.Option(
             "--window",
             metavar="A B",
-            help="Window observed: two numbers, or times such as 2024-01-01.",
+            help="Window observed: two numbers, times such as 2024-01-01, or columns with a value "
+            "for each sequence.",
         ),
     ] = None
     time: Annotated[
@@ -151,12 +154,22 @@ class ReadingOptions:
             "out those of an embedded set.",
         ),
     ] = None
+    entities: Annotated[
+        str | None,
+        typer.Option(
+            "--entities",
+            metavar="FILE",
+            help="Table with one row for each sequence, also for those without events; --window "
+            "and --sequence-covariates may name its columns.",
+        ),
+    ] = None
     sequence_covariates: Annotated[
         str | None,
         typer.Option(
             "--sequence-covariates",
             metavar="A,B",
-            help="Columns of the event file that are constant in each sequence.",
+            help="Columns of --entities, or columns of the event file that are constant in each "
+            "sequence.",
         ),
     ] = None
     event_features: Annotated[

@@ -249,7 +249,24 @@ def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) 
     features = wanted.event_features
     if not features and names.issuperset(log.features):
         features = log.features
-    return replace(wanted, time=log.time, mark=mark, sequence=sequence, event_features=features)
+    wanted = replace(wanted, time=log.time, mark=mark, sequence=sequence, event_features=features)
+    return _same_sequence_columns(wanted, names, log)
+
+
+def _same_sequence_columns(wanted: Asked, names: set[str], log: LogFormat) -> Asked:
+    """What is asked for, with the columns that said of each sequence of the training log what it
+    was like and when it was observed, where the file or the table of entities has them too.
+    """
+    from fourpoint.data.tables import open_table
+
+    if wanted.entities is not None:
+        names = names | set(open_table(wanted.entities).schema.names)
+    if not wanted.sequence_covariates and names.issuperset(log.constant):
+        wanted = replace(wanted, sequence_covariates=log.constant)
+    if wanted.window is None and wanted.observed is None and names.intersection(log.window):
+        wanted = replace(wanted, window=(log.window[0], log.window[1]))
+        print_notice(f"window: {log.window[0]} to {log.window[1]}, as in training (--window)")
+    return wanted
 
 
 def _check_like_training(found: Dataset, options: ReadingOptions, log: LogFormat) -> Dataset:

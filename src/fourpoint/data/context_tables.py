@@ -91,7 +91,9 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
     if tables.covariates is not None:
         data = _with_covariates(data, read(tables.covariates, what="covariates"), tables, notes)
     if tables.observed is not None:
-        observed = read(tables.observed, what="observed").intervals()
+        table = read(tables.observed, what="observed")
+        observed = table.intervals()
+        notes += table.unknown()
         data, between = _around(data, observed)
         data = _times_exposure(data, _recorded(data, between))
     if tables.gaps is not None:
@@ -495,6 +497,20 @@ class _Beside:
         empty = np.zeros(0, dtype=np.int64)
         return [order[edges[k] : edges[k + 1]] if k >= 0 else empty for k in known]
 
+    def unknown(self) -> list[str]:
+        """A note on sequences of the table that have no events."""
+        if self.sequence is None:
+            return []
+        _, ids = open_columns(self.table, [self.sequence]).labels(self.sequence)
+        lost = sorted(set(ids) - set(self.data.ids))
+        if not lost:
+            return []
+        return [
+            f"{self.what}: {len(lost):,} of its sequences, such as {lost[0]}, have no events and "
+            "are left out, so that rates are too high; --entities with a table of all sequences "
+            "adds them"
+        ]
+
     def _moments(self, columns: Columns, name: str) -> Moments:
         """A column of times: microseconds since 1970 where the events have dates, else numbers."""
         dated = self.data.dates(0) if len(self.data) else None
@@ -669,9 +685,11 @@ def _recorded(data: Dataset, gaps: list[tuple[Floats, Floats]]) -> Steps:
 
 def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Floats, Floats]]]:
     """The data, and the gaps of each sequence around the intervals that were observed. A window
-    that was read off the events becomes that from the first interval to the last.
+    that was read off the events becomes that from the sequence's first interval to its last; where
+    times are numbers, 0 stays their origin.
     """
     gaps = []
+    dated = observed.origins.zeros is not None
     starts = data.starts.copy()
     stops = data.stops.copy()
     for i in range(len(data)):
@@ -683,16 +701,24 @@ def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Fl
                 "Add a row for it, or leave the sequence out.",
             )
         if data.inferred:
-            starts[i] = min(begins[0], starts[i])
-            stops[i] = max(ends[-1], stops[i])
+            starts[i] = begins[0] if dated else min(0.0, begins[0])
+            stops[i] = ends[-1]
+            own = data.times[int(data.offsets[i]) : int(data.offsets[i + 1])]
+            outside = np.flatnonzero((own < begins[0]) | (own > ends[-1]))
+            if len(outside):
+                dates = data.dates(i)
+                raise UnrecordedEvent(
+                    f"events from {shown(dates, begins[0])} to {shown(dates, ends[-1])}, when the "
+                    "sequence was observed",
+                    f"{shown(dates, float(own[outside[0]]))} at event {int(outside[0])} of "
+                    f"sequence {data.ids[i]}",
+                    "Mend the interval, or drop the event.",
+                )
         left = np.append(starts[i], ends)
         right = np.append(begins, stops[i])
         some = right > left
         gaps.append((left[some], right[some]))
-    # An event at the end of a window that was read off the events may be outside of the intervals.
-    late = data.inferred and bool((stops > data.stops).all())
-    inferred = data.inferred and not late
-    return replace(data, starts=starts, stops=stops, inferred=inferred), gaps
+    return replace(data, starts=starts, stops=stops, inferred=False), gaps
 
 
 def _check_unrecorded(data: Dataset, exposure: Steps) -> None:

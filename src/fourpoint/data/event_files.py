@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fourpoint.data.clocks import check_zone
+from fourpoint.data.entities import SequenceColumns
 from fourpoint.data.opened import HEAD, Table, progress, row_number
 from fourpoint.data.parquet_files import Store
 from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_opened
@@ -46,7 +47,7 @@ IN_MEMORY = 5_000_000  # rows up to which the commands read a folder whole
 BUFFER = 2_000_000  # events that training shuffles in memory
 LONG = 2**20  # events of a sequence that is read in parts
 CHUNK = 2**17  # rows of a chunk, where row groups are smaller
-BESIDE = ("gaps", "observed", "exposure", "covariates")
+BESIDE = ("gaps", "observed", "exposure", "covariates", "entities")
 PARTITION = "fourpoint data partition SOURCE -o FOLDER"
 
 
@@ -514,6 +515,16 @@ def _check_asked(asked: Asked) -> None:
         )
 
 
+def _check_window(columns: SequenceColumns, asked: Asked) -> None:
+    """Refuse a window that names columns: chunks have a window in common, or each row its own."""
+    if isinstance(asked.window, tuple) and any(map(columns.named, asked.window)):
+        raise UserError(
+            "a window of two numbers or times, for files that are read chunk by chunk",
+            f"the columns {', '.join(map(str, asked.window))}",
+            "Call the columns start and stop in the files, and leave out window= (--window).",
+        )
+
+
 # ---------------------------------------------------------------------- the first pass
 
 
@@ -525,6 +536,7 @@ class _Scanning:
         first = store.opened(0, min(store.rows, HEAD), store.paths[0])
         whole = replace(first, schema=store.schema)
         self.roles = choose_roles(whole, asked.time, asked.mark, asked.sequence, asked.place)
+        _check_window(SequenceColumns(whole), asked)
         # A head of the table decides what columns are; their names are fixed from then on.
         self.asked = asked
         self.frame: tuple[float, float] | None = None

@@ -35,7 +35,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
-from fourpoint.data.clocks import Clock
+from fourpoint.data.clocks import Clock, looks_like_time
 from fourpoint.data.columns import open_columns, value_type
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_with_notes
@@ -59,7 +59,11 @@ MOST_TYPES, FEWEST_OF_TYPE = 30, 20  # values of a column of types, and rows for
 AT_PEAKS = 2.0  # times as many copies by chance as at a constant rate, where the rate has a rhythm
 MANY_TIES, TIMES_CHANCE = 0.02, 10.0  # share of zero gaps to remark on, and times that of chance
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
-ENTITIES = ("customer", "user", "client", "patient", "machine", "device", "account", "member")
+ENTITIES_TEXT = """
+    customer user client patient machine device account member store shop branch service server host
+    node site sensor station vehicle post thread case employee student household
+"""
+ENTITIES = ENTITIES_TEXT.split()
 
 
 @dataclass(frozen=True)
@@ -225,7 +229,7 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         "window": asked.window,
         "ties": ties,
     }
-    for name in ("gaps", "observed", "exposure", "covariates", "impute"):
+    for name in ("gaps", "observed", "exposure", "covariates", "entities", "impute"):
         options[name] = getattr(asked, name)
     for name in ("sequence_covariates", "event_features"):
         options[name] = ",".join(listed(getattr(asked, name))) or None
@@ -266,7 +270,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
     if not isinstance(source, str | os.PathLike | Mapping):  # others may be read only once
         return []
     table = open_table(source)
-    names = [name for name in table.schema.names if name not in roles.columns()]
+    used = [*roles.columns(), *(reading.data.log.in_use if reading.data.log else ())]
+    names = [name for name in table.schema.names if name not in used]
     if roles.own or not names or reading.data.events > MOST_LOOKED_AT:
         return []
     columns = open_columns(table, list(dict.fromkeys([*roles.columns(), *names])))
@@ -292,13 +297,24 @@ def _remarks(source: object, reading: Reading) -> list[str]:
                     "of them by itself"
                 )
     constant = [] if roles.sequence is None else _constant_columns(roles.sequence, names, held)
+    moments = [name for name in constant if _are_moments(held[name])]
+    constant = [name for name in constant if name not in moments]
+    if moments:
+        listed = " and ".join(map(repr, moments))
+        example = [*moments, _day_after(reading)][:2]
+        verb = "is a time" if len(moments) == 1 else "are times"
+        found.append(
+            f"{listed} {verb} of each {roles.sequence!r}: if each is observed from or up to then, "
+            f"say so with --window {shlex.join(example)}, for example"
+        )
     if constant:
         verb = "is" if len(constant) == 1 else "are"
         option = f"--sequence-covariates {shlex.quote(','.join(constant))}"
         listed = " and ".join(map(repr, constant))
         found.append(f"{listed} {verb} constant for each {roles.sequence!r}: {option} uses that")
     if roles.mark is None:
-        found += _possible_types([name for name in names if name not in constant], held)
+        others = [name for name in names if name not in (*constant, *moments)]
+        found += _possible_types(others, held)
     rows = pa.table({str(i): column for i, column in enumerate(held.values())})
     copies = len(rows) - len(rows.group_by(rows.column_names).aggregate([]))
     described = rows.drop_columns([str(list(held).index(roles.time))])
@@ -339,7 +355,8 @@ def _constant_columns(
         numbers = value.fill_null(-1).to_numpy()
         pairs = len(np.unique(of * (int(numbers.max(initial=0)) + 2) + numbers + 1))
         distinct = len(np.unique(numbers))
-        if pairs == len(np.unique(of)) and 1 < distinct < pairs:
+        shared = distinct < pairs or _are_moments(held[name])
+        if pairs == len(np.unique(of)) and distinct > 1 and shared:
             found.append(name)
     return found
 
@@ -370,6 +387,22 @@ def _tick(reading: Reading) -> float:
     if reading.clock is not None:
         width /= SECONDS.get(reading.data.unit, 1.0)
     return width
+
+
+def _day_after(reading: Reading) -> str:
+    """The day after the last event."""
+    clock = reading.clock
+    if clock is None:
+        return "STOP"
+    return str(np.datetime64(clock.text(int(clock.ticks.max()))[:10]) + 1)
+
+
+def _are_moments(column: pa.ChunkedArray) -> bool:
+    """Whether a column holds timestamps or dates."""
+    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        return True
+    some = column.slice(0, 1000).drop_null()
+    return bool(len(some)) and pa.types.is_string(column.type) and looks_like_time(str(some[0]))
 
 
 def _ties_by_chance(reading: Reading) -> float:

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fourpoint.data.calendar_windows import UNIT, calendar_windows
 from fourpoint.data.clocks import Clock, read_clock, resolution_of
 from fourpoint.data.columns import HISTORY, Columns
+from fourpoint.data.entities import SequenceColumns
 from fourpoint.data.grouping import Group, Numbered, group
 from fourpoint.data.opened import flat
 from fourpoint.data.roles import Roles
@@ -55,6 +56,61 @@ class Layout:
     noon: bool = False  # dates without a time of day are read as noon of the day
 
 
+@dataclass(frozen=True)
+class Edges:
+    """Where the window of each sequence begins and ends: names of columns with a value for each
+    sequence (``named``), or moments that hold for all.
+    """
+
+    of: SequenceColumns
+    pair: tuple[Stamp, Stamp]
+    named: tuple[str | None, str | None]
+
+    @property
+    def words(self) -> str:
+        """From where to where, as a note says it."""
+        return " ".join(
+            f"{word} {edge if name is None else repr(name)}"
+            for word, edge, name in zip(("from", "to"), self.pair, self.named, strict=True)
+        )
+
+    def numbers(
+        self, edge: int, columns: Columns, rows: Group, ids: tuple[str, ...]
+    ) -> NDArray[np.float64]:
+        """The starts (``edge`` 0) or stops (1) in numbers."""
+        name = self.named[edge]
+        if name is None:
+            try:
+                return np.full(len(ids), float(self.pair[edge]))  # type: ignore[arg-type]
+            except (TypeError, ValueError):
+                raise UserError(
+                    "a number or a column for each edge of the window, as the times are numbers",
+                    f"{self.pair[edge]!r}",
+                    "Pass window=('first_seen', 100), say.",
+                ) from None
+        values = self.of.opened(name, columns).floats(name)
+        return values[self.of.rows(name, values, rows, ids)]
+
+    def ticks(
+        self, edge: int, columns: Columns, rows: Group, ids: tuple[str, ...], clock: Clock
+    ) -> NDArray[np.int64]:
+        """The starts or stops as ticks of ``clock``."""
+        name = self.named[edge]
+        if name is None:
+            return np.full(len(ids), resolution_of(self.pair[edge], clock))
+        source = self.of.opened(name, columns)
+        column = source.take(name)
+        found = read_clock(column, clock.zone, None, partial(source.fault, name))
+        if found is None:
+            raise source.error(
+                f"stamps in column {name!r}, as the times are",
+                f"values of type {column.type}",
+                "Pass window= instead.",
+            )
+        values = found.in_ticks_of(clock)
+        return values[self.of.rows(name, values, rows, ids)]
+
+
 def lay_numbers(
     columns: Columns,
     roles: Roles,
@@ -63,14 +119,18 @@ def lay_numbers(
     window: Window | None,
     sort: bool,
     known: Known | None,
+    edges: Edges | None = None,
 ) -> Layout:
     """Sequences whose times are numbers in the user's unit; ``known`` are the windows in the
-    metadata of our own file.
+    metadata of our own file, ``edges`` those of each sequence.
     """
     times = columns.floats(roles.time)
     rows, moved = group(numbered, len(ids), times if sort else None)
     times = rows.arrange(times)
     layout = partial(Layout, ids, rows, times, moved=moved)
+    if edges is not None and known is None:
+        starts, stops = (edges.numbers(edge, columns, rows, ids) for edge in (0, 1))
+        return layout(starts, stops, False)
     given = None if window is None or isinstance(window, str) else _numbers(window)
     if given is not None:
         return layout(np.full(len(ids), given[0]), np.full(len(ids), given[1]), False)
@@ -80,11 +140,13 @@ def lay_numbers(
         )
     if known is not None:
         return layout(known.starts, known.stops, known.inferred)
-    if roles.window is not None:
-        starts, stops = (
-            per_sequence(columns, rows, ids, columns.floats(name), name) for name in roles.window
+    empty = np.flatnonzero(np.diff(rows.offsets) == 0)
+    if len(empty):
+        raise columns.error(
+            "a window for sequences without events",
+            f"none for {len(empty):,} of them, such as {ids[int(empty[0])]}",
+            "Pass window=(0, 24), say, or add columns start and stop to the table of entities.",
         )
-        return layout(starts, stops, False)
     # As events.inferred_window, for all sequences at once; here each has an event.
     starts = np.minimum(0.0, times[rows.offsets[:-1]])
     if len(ids) == 1 and far_from_zero(times):
@@ -182,9 +244,11 @@ def lay_stamps(
     unit: str | None,
     known_origin: str | None = None,
     noon: bool | None = None,
+    edges: Edges | None = None,
 ) -> Layout:
     """Sequences that share a calendar: times since the first event of all, or since the start of
-    the window given, or since the origin of a model that the events are for.
+    the window given or of the first of the ``edges``, or since the origin of a model that the
+    events are for.
 
     An event that is stamped with its date alone happened at some time of the day: it is read as
     noon (``noon``; None: where all of many stamps are dates), and the last day is observed to its
@@ -201,7 +265,11 @@ def lay_stamps(
     starts: Any = origins
     stops: Any = int(ticks.max())
     inferred = False
-    if not (window is None or isinstance(window, str) or given is not None):
+    if edges is not None:
+        starts, stops = (edges.ticks(edge, columns, rows, ids, clock) for edge in (0, 1))
+        origins = int(starts.min())
+        observed = f"observed {edges.words}"
+    elif not (window is None or isinstance(window, str) or given is not None):
         origins, stops = _period(window, clock, columns, roles.time)
         starts, observed = origins, "observed in the window given"
     elif given is not None:
@@ -212,10 +280,6 @@ def lay_stamps(
         starts = origins
         inferred = True
         observed = "each observed from its first event to its last (--window A B)"
-    elif roles.window is not None and window is None:
-        starts, stops = (_edge(columns, rows, ids, clock, name) for name in roles.window)
-        origins = int(starts.min())
-        observed = "observed in the windows of the file"
     else:
         inferred = True
         observed = "observed from the first event of all to the last (--window A B)"
@@ -272,28 +336,6 @@ def _known_tick(origin: str, clock: Clock) -> int:
     """A timestamp in UTC, or without a zone, as a tick of ``clock``."""
     since = int(np.datetime64(origin, "ns").astype(np.int64))
     return since // (1_000_000_000 // clock.rate)
-
-
-def per_sequence(
-    columns: Columns, rows: Group, ids: tuple[str, ...], column: NDArray[Any], name: str
-) -> NDArray[Any]:
-    """The one value of ``column`` in each sequence, or an error that names a sequence with two."""
-    values = rows.arrange(column)
-    first = values[rows.offsets[:-1]]
-    wrong = np.flatnonzero(values != np.repeat(first, np.diff(rows.offsets)))
-    if len(wrong):
-        i = int(wrong[0])
-        sequence = rows.sequence(i)
-        received = (
-            f"{first[sequence]} and {values[i]} in sequence {ids[sequence]} "
-            f"({columns.table.place(rows.row(i))})"
-        )
-        raise columns.error(
-            f"one value of column {name!r} in each sequence",
-            received,
-            "Give all rows of a sequence the same value.",
-        )
-    return first
 
 
 @dataclass(frozen=True)
@@ -398,18 +440,3 @@ def _period(
             name, f"times from {window[0]} to before {window[1]}", row, value, remedy
         )
     return start, stop
-
-
-def _edge(
-    columns: Columns, rows: Group, ids: tuple[str, ...], clock: Clock, name: str
-) -> NDArray[np.int64]:
-    """The start or stop of each sequence's window, stamped as the events are."""
-    column = columns.take(name)
-    found = read_clock(column, clock.zone, None, partial(columns.fault, name))
-    if found is None:
-        raise columns.error(
-            f"stamps in column {name!r}, as the times are",
-            f"values of type {column.type}",
-            "Pass window= instead.",
-        )
-    return per_sequence(columns, rows, ids, found.in_ticks_of(clock), name)

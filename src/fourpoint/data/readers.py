@@ -41,16 +41,17 @@ from fourpoint.data.context_tables import (
     merged,
     with_tables,
 )
+from fourpoint.data.entities import Entities, SequenceColumns, constant_rows
 from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.layouts import (
+    Edges,
     Layout,
     TimeSplits,
     Window,
     lay_calendar,
     lay_numbers,
     lay_stamps,
-    per_sequence,
     split_times,
 )
 from fourpoint.data.opened import Table, reason
@@ -96,6 +97,7 @@ def read(
     impute: Impute | None = None,
     levels: Levels | None = None,
     project: bool | tuple[float, float] = False,
+    entities: object = None,
 ) -> Dataset:
     """Read events, one per row, from a file or a table in memory.
 
@@ -117,9 +119,10 @@ def read(
         window: the observed window: two numbers (in the unit of time, for every sequence), two
             times such as ("2024-01-01", "2025-01-01"), "all" (from the first event of the data to
             the last, for every sequence) or "each" (from the first event of a sequence to its
-            last). By default it is what the file says; else whole units of the calendar, "all" for
-            stamps, and for numbers min(0, t_1) to t_N of each sequence; t_1 to t_N of a single
-            log that is further from 0 than it is long.
+            last). A column with a value for each sequence may stand for either of the two:
+            ("first_contact", "2025-01-01"). By default it is what the file says; else whole units
+            of the calendar, "all" for stamps, and for numbers min(0, t_1) to t_N of each sequence;
+            t_1 to t_N of a single log that is further from 0 than it is long.
         time_unit: the unit of the times that come back, for stamps ("hours"; by default by the
             length of the windows). For plain numbers it names the unit they are in; "as given" also
             keeps large numbers from being read as epochs.
@@ -139,7 +142,8 @@ def read(
             optionally ``sequence``; a value holds from its time on.
         covariates: a table of covariates of time: ``time``, columns of numbers or words, and
             optionally ``sequence``; values hold from their time on.
-        sequence_covariates: columns of ``source`` that are constant in each sequence (age, plan).
+        sequence_covariates: columns of ``entities``, or of ``source`` if they are constant in each
+            sequence (age, plan).
         event_features: columns of numbers known of each event (a magnitude, an amount); "none"
             leaves out those stored in our own files.
         impute: what stands for missing values of covariates: "previous" or "mean"; by default they
@@ -149,6 +153,9 @@ def read(
         project: take ``place`` as longitude and latitude in degrees and project it to x and y in km
             by the azimuthal equidistant projection about the mean of the events, or about this
             longitude and latitude. Longitudes may wrap; bounds are in km.
+        entities: a table of sequences, one row for each, with the column of sequences and any
+            others, which ``window`` and ``sequence_covariates`` may name. Those without events are
+            sequences too. Columns ``start`` and ``stop`` are the windows where none is given.
 
     Returns: The sequences in order of first appearance. What was guessed or decided is printed to
         stderr, except for our own files. Fails with :class:`EventDataError` on anything that is not
@@ -187,6 +194,7 @@ def read(
             impute,
             levels,
             project,
+            entities,
         ),
     )
     if not found.roles.own:
@@ -222,6 +230,7 @@ class Asked:
     impute: Impute | None = None
     levels: Levels | None = None
     project: bool | tuple[float, float] = False
+    entities: object = None
     known_zone: str | None = None  # of times without one, where no timezone is asked for
     known_origin: str | None = None  # timestamp of time 0, as ISO 8601, where sequences share it
     known_noon: bool | None = None  # whether dates are read as noon, as in training
@@ -348,11 +357,18 @@ def _tied(data: Dataset) -> float:
 
 def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     wanted = None if asked.time_unit in (None, AS_GIVEN) else unit_named(str(asked.time_unit))
-    constant = named_columns(table, listed(asked.sequence_covariates), "sequence covariates")
+    entities = None if asked.entities is None else Entities(asked.entities, roles)
+    of_sequences = SequenceColumns(table, entities)
+    edges = _edges(of_sequences, roles, asked)
+    constant = _constant_columns(of_sequences, asked)
     features = named_columns(table, _feature_columns(table, roles, asked), "event features")
-    columns = open_columns(table, list(dict.fromkeys([*roles.columns(), *constant, *features])))
+    edge_columns = [] if edges is None else [name for name in edges.named if name is not None]
+    wanted_columns = [*roles.columns(), *edge_columns, *constant, *features]
+    of_events = [name for name in wanted_columns if not of_sequences.of_entities(name)]
+    columns = open_columns(table, list(dict.fromkeys([*roles.columns(), *of_events])))
     # A column may have a role of its own as well, such as a magnitude that is also a place.
-    extras = Columns(table, {n: columns.held[n] for n in (*constant, *features)}, len(columns))
+    twice = [name for name in (*constant, *features) if name in columns.held]
+    extras = Columns(table, {name: columns.held[name] for name in twice}, len(columns))
     known = stored_windows(columns) if roles.own else None
     if not len(columns) and known is None:
         raise columns.error(
@@ -361,10 +377,11 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             "Check the query or program that wrote the file.",
         )
     numbered, ids = _sequences(columns, roles, known)
+    ids = ids if entities is None else entities.joined(ids)
     give_back()
     raw = columns.held[roles.time].slice(0, RAW)
     clock = _clock(columns, roles, numbered, asked) if known is None else None
-    layout = _layout(columns, roles, numbered, ids, clock, asked, wanted, known)
+    layout = _layout(columns, roles, numbered, ids, clock, asked, wanted, known, edges)
     mark_ids, space = read_marks(
         columns, roles.mark, _names(columns, roles, asked.marks), roles.own
     )
@@ -380,6 +397,8 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         )
     give_back()
     context, log = _context(columns, roles, layout, raw, clock, known, bool(space.names))
+    if edges is not None and asked.window is not None:
+        log = replace(log, window=tuple(map(str, edges.pair)))
     if centre is not None:
         log = replace(log, projected=roles.places, centre=centre)
     if by_time is not None:
@@ -406,7 +425,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         )
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
-    data = _with_constant(data, extras, constant, layout, roles, asked)
+    data = _with_constant(data, extras, constant, layout, roles, asked, of_sequences)
     try:
         data, of_tables = with_tables(data, asked.tables())
     except UnrecordedEvent as error:
@@ -429,6 +448,38 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         )
     notes += describe_choices(data, asked.ties) if clock is None else _tie_notices(data, asked.ties)
     return Reading(data, tuple(notes), roles, clock, layout.origin, layout.moved)
+
+
+def _edges(of: SequenceColumns, roles: Roles, asked: Asked) -> Edges | None:
+    """The columns that say when each sequence was observed: those that the window names, else those
+    of the table of entities, else those of the file. None where no column says it.
+    """
+    window = asked.window
+    if window is None:
+        own = None if of.entities is None else of.entities.window()
+        pair = own or roles.window
+        return None if pair is None else Edges(of, pair, pair)
+    if isinstance(window, str) or len(window) != 2:
+        return None
+    named = (of.named(window[0]), of.named(window[1]))
+    if named == (None, None):
+        return None
+    if roles.sequence is None:
+        raise of.table.error(
+            "a column of sequences, for windows of sequences",
+            "calendar windows" if roles.calendar else "one sequence",
+            "Name the column with sequence= (--sequence), or pass a window of two times.",
+        )
+    return Edges(of, window, named)
+
+
+def _constant_columns(of: SequenceColumns, asked: Asked) -> tuple[str, ...]:
+    """The columns of covariates of sequences, in the order in which they are asked for."""
+    wanted = listed(asked.sequence_covariates)
+    names = [of.named(name) or name for name in wanted]
+    own = [name for name in names if not of.of_entities(name)]
+    exact = dict(zip(own, named_columns(of.table, own, "sequence covariates"), strict=False))
+    return tuple(dict.fromkeys(exact.get(name, name) for name in names))
 
 
 def _context(
@@ -509,16 +560,16 @@ def _with_constant(
     layout: Layout,
     roles: Roles,
     asked: Asked,
+    of_sequences: SequenceColumns,
 ) -> Dataset:
     """The data with covariates that are constant in each sequence."""
     if not names:
         return data
     checked_impute(asked.impute)
-    if roles.sequence is None or (data.lengths == 0).any():
-        what = "calendar windows" if roles.calendar else "one sequence"
+    if roles.sequence is None:
         raise extras.error(
             "a column of sequences, for covariates of sequences",
-            what if roles.sequence is None else "sequences without events",
+            "calendar windows" if roles.calendar else "one sequence",
             "Name the column with sequence= (--sequence), or give a table of covariates.",
         )
     labels: list[str] = []
@@ -526,20 +577,20 @@ def _with_constant(
     levels = {} if data.log is None else dict(data.log.levels)
     for name in names:
         known = (asked.levels or {}).get(name)
-        own, values, words = encode(extras, name, known, asked.impute, None)
+        source = of_sequences.opened(name, extras)
+        own, values, words = encode(source, name, known, asked.impute, None)
         if words:
             levels[name] = words
             shown = np.array(words)[(values @ np.arange(1, len(words))).astype(np.int64)]
         else:
             shown = values[:, 0]
-        per_sequence(extras, layout.group, layout.ids, shown, name)
-        found.append(layout.group.arrange(values)[layout.group.offsets[:-1]])
+        found.append(values[of_sequences.rows(name, shown, layout.group, layout.ids)])
         labels += own
     steps = Steps.constant(labels, np.column_stack(found))
     context = data.context or Context()
     if context.covariates is not None:
         steps = merged(context.covariates, steps)
-    log = replace(data.log or LogFormat("t"), levels=levels)
+    log = replace(data.log or LogFormat("t"), levels=levels, constant=names)
     return replace(data, context=replace(context, covariates=steps), log=log)
 
 
@@ -621,6 +672,7 @@ def _layout(
     asked: Asked,
     unit: str | None,
     known: Known | None,
+    edges: Edges | None,
 ) -> Layout:
     window = asked.window
     sort = asked.sort
@@ -639,12 +691,12 @@ def _layout(
             "Add the other, or pass window=(start, stop).",
         )
     if clock is None:
-        return lay_numbers(columns, roles, numbered, ids, window, sort, known)
+        return lay_numbers(columns, roles, numbered, ids, window, sort, known, edges)
     if roles.calendar is not None:
         return lay_calendar(clock, roles, window, sort, unit, columns)
     origin = asked.known_origin
     noon = asked.known_noon
-    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit, origin, noon)
+    return lay_stamps(columns, roles, clock, numbered, ids, window, sort, unit, origin, noon, edges)
 
 
 def _splits(
@@ -659,7 +711,9 @@ def _splits(
     by_time = split_times(columns, layout, names[code], roles.split)
     if by_time is not None:
         return None, by_time
-    return per_sequence(columns, layout.group, layout.ids, names[code], roles.split), None
+    split = names[code]
+    rows = constant_rows(columns.table, layout.group, layout.ids, split, roles.split)
+    return split[rows], None
 
 
 def _cut_by_time(

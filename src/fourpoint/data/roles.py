@@ -38,9 +38,9 @@ MARKS_TEXT = """
 """
 SEQUENCES_TEXT = """
     seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id
-    userid customer_id client_id account_id patient_id subject_id person_id session session_id
-    device device_id machine machine_id sensor_id station_id vehicle_id case_id trace_id stream
-    stream_id
+    userid customer_id client_id account_id patient patient_id subject subject_id person_id session
+    session_id device device_id machine machine_id sensor_id station_id vehicle_id case_id trace_id
+    stream stream_id
 """
 TIMES, MARKS, SEQUENCES = (text.split() for text in (TIMES_TEXT, MARKS_TEXT, SEQUENCES_TEXT))
 TIME_NAME = re.compile(r"(^|_)(at|time|date|datetime|timestamp|ts|on)$|^(time|date)_")
