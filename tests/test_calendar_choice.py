@@ -91,7 +91,7 @@ def test_an_outage_is_not_taken_for_clustering() -> None:
     data = call_log(1, outage=True)
     model = fp.MODELS["hawkes"]()
     notes = fp.fit(model, data, progress=False).notes
-    assert any("where about" in note and "taken as not recorded" in note for note in notes)
+    assert any("where about" in note and "treated as not recorded" in note for note in notes)
     assert model.estimates["branching"].item() < 0.06
     blind = fp.MODELS["hawkes"]()
     fp.fit(blind, data, outages="none", progress=False)

@@ -333,4 +333,4 @@ def test_dates_without_a_time_of_day_are_noon(tmp_path: Path) -> None:
 
 def test_dates_have_no_rhythm_of_the_day() -> None:
     found = inspect({"date": admissions(140)})
-    assert found.kind == "a log with a rhythm of the week" and "sequence='none'" in found.command
+    assert found.kind == "a log with a weekly pattern" and "sequence='none'" in found.command

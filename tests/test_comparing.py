@@ -109,12 +109,12 @@ def test_gains_are_differences_of_scores(clustered: Comparison) -> None:
 def test_sentences_say_what_was_found(rhythm_only: Comparison, clustered: Comparison) -> None:
     said = " ".join(rhythm_only.sentences)
     assert "The calendar (hour, weekday) explains +0." in said
-    assert "Past events add nothing beyond the calendar that chance does not explain" in said
-    assert "no clustering beyond the rhythm" in said
+    assert "Past events do not explain more than chance beyond the calendar" in said
+    assert "no clustering beyond the calendar" in said
     assert "Use: calendar" in said
     assert "times as probable" in said
     said = " ".join(clustered.sentences)
-    assert "There is clustering beyond the rhythm: about" in said
+    assert "There is clustering beyond the calendar: about" in said
     assert "minutes later" in said
     assert "Use: excitation" in said
 
@@ -144,7 +144,7 @@ def test_types_that_excite_each_other() -> None:
     assert [step.name for step in found.steps][-1] == "cross-excitation"
     assert found.recommended == "cross-excitation"
     assert found.clustering_beyond_calendar
-    assert "Which type excites which adds" in " ".join(found.sentences)
+    assert "Excitation that depends on the types adds" in " ".join(found.sentences)
 
 
 def test_patients_whose_rates_differ_do_not_cluster() -> None:
@@ -162,7 +162,7 @@ def test_patients_whose_rates_differ_do_not_cluster() -> None:
     assert [step.name for step in found.steps] == ["constant", "frailty", "excitation"]
     assert found.recommended == "frailty" and not found.clustering_beyond_calendar
     said = " ".join(found.sentences)
-    assert "A rate of its own for every sequence adds +" in said
+    assert "A separate rate for every sequence adds +" in said
     assert "no clustering beyond chance and the differences between sequences" in said
     drawn = fp.sample(fp.Hawkes(baseline=2.0, branching=0.5, decay=20.0), 0.0, 2.0, 250, seed=1)
     again = compare(drawn, "poisson,frailty,hawkes", time_budget=AMPLE, progress=False)
@@ -345,7 +345,7 @@ def test_an_outage_is_no_clustering() -> None:
     times = log_times(7, 14, per_hour=4.0)
     times = times[(times < 4.6 * 1440) | (times > 6.1 * 1440)]
     found = compare(log_of(times, 14), CLOSED, time_budget=AMPLE, progress=False)
-    assert any("taken as not recorded" in note for note in found.notes)
+    assert any("treated as not recorded" in note for note in found.notes)
     assert not found.clustering_beyond_calendar
 
 
@@ -455,7 +455,7 @@ def test_the_command_prints_json(csv_log: Path, tmp_path: Path) -> None:
     assert "at most 600 seconds" in result.stderr
     text = page.read_text()
     assert "What explains calls.csv?" in text
-    assert "no clustering beyond the rhythm" in text
+    assert "no clustering beyond the calendar" in text
     assert "<svg" in text
 
 
@@ -476,7 +476,7 @@ def test_the_command_prints_sentences_and_fills_a_folder(csv_log: Path, tmp_path
     ("words", "said"),
     [
         (["--models", "prophet"], "models among poisson"),
-        (["-o", "page.pdf"], "a page with the ending .html"),
+        (["-o", "page.pdf"], "a page with the extension .html"),
         (["--time-budget", "-1"], "a positive --time-budget"),
         (["--calendar", "fortnight"], "calendar terms among"),
         (["--outages", "maybe"], "--outages to be one of auto, none"),

@@ -72,7 +72,7 @@ def test_observed_intervals_leave_gaps_between_them() -> None:
     data = shops(observed=observed)
     for row in range(2):
         assert exposure(data, row, [0.0, 0.5, 2.5, 3.5, 5.5, 8.9, 9.5]) == [0, 1, 0, 1, 0, 1, 0]
-    # A window that is read off the events becomes that of the intervals.
+    # A window that is taken from the events becomes that of the intervals.
     alone = fp.read({"time": [1.0, 4.0]}, observed={"start": [0.5, 3.0], "stop": [2.0, 6.0]})
     assert (alone[0].start, alone[0].stop, alone.inferred) == (0.0, 6.0, False)
     with pytest.raises(UserError, match="either gaps or the intervals.*both"):

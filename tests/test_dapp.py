@@ -464,7 +464,7 @@ def test_where_events_excite_each_other_the_first_guess_is_their_hawkes_process(
         marks=MarkSpace(tuple("abc"[:marks]) if marks > 1 else ()),
     )
     model = DAPP(data.marks)
-    assert any(note.startswith("first guess: a Hawkes process") for note in model.initialise(data))
+    assert any(note.startswith("initial fit: a Hawkes process") for note in model.initialise(data))
     assert model.first_guess is not None
     model.load_state_dict(model.first_guess, strict=False)
     other = fp.sample(truth, 0.0, 20.0, 20, seed=2)

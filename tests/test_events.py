@@ -209,7 +209,7 @@ def test_inputs_of_a_sequence_are_copied() -> None:
 BAD_DATASETS = [
     (
         dict(times=np.array([1.0, np.nan, 3.0, 4.0])),
-        "expected finite times; received nan at event 1 of sequence a. Remove or mend the row.",
+        "expected finite times; received nan at event 1 of sequence a. Remove or correct the row.",
     ),
     (dict(times=np.array([1.0, 2.0, np.inf, 4.0])), "received inf at event 0 of sequence b"),
     (
@@ -230,7 +230,7 @@ BAD_DATASETS = [
     (
         dict(mark_ids=np.array([0, 0, 3, 0]), marks=MarkSpace.categorical(3)),
         (
-            "expected marks from 0 to 2; received 3 at event 0 of sequence b. Mend the mark, or "
+            "expected marks from 0 to 2; received 3 at event 0 of sequence b. Correct the mark, or "
             "declare more types."
         ),
     ),
@@ -241,8 +241,8 @@ BAD_DATASETS = [
     (
         dict(stops=np.array([10.0, 0.0])),
         (
-            "expected a finite window with start < stop; received [0.0, 0.0) of sequence b. Mend "
-            "its start and stop."
+            "expected a finite window with start < stop; received [0.0, 0.0) of sequence b. "
+            "Correct its start and stop."
         ),
     ),
     (dict(stops=np.array([np.inf, 10.0])), "received [0.0, inf) of sequence a"),

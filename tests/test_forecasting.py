@@ -80,7 +80,7 @@ def test_a_forecast_between_times_after_the_end() -> None:
     np.testing.assert_allclose(part.counts.edges, [7.0, 9.0, 11.0])
     np.testing.assert_array_equal(part.counts.total_mean, whole.counts.total_mean[1:])
     assert part.at == 5.0 and part.next_event.median == whole.next_event.median
-    assert "events are known until 5; what happens from then to 7 is simulated" in part.notes
+    assert "events are known until 5; what happens between then and 7 is simulated" in part.notes
     assert "Forecast from 7 to 11" in str(part)
 
 

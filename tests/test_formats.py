@@ -574,7 +574,7 @@ def test_easytpp_notes() -> None:
         small(splits=np.array(["train", "test"])), Path(tempfile.mkdtemp()) / "a.json"
     )
     assert [note.split(":")[0] for note in notes] == [
-        "EasyTPP reads times and types alone",
+        "EasyTPP reads only times and types",
         "EasyTPP takes a file as one split",
         "1 sequences have no events, which EasyTPP's models cannot take",
     ]

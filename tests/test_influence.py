@@ -175,7 +175,7 @@ def test_other_models_have_intervals_over_events(build: Any, data: Dataset) -> N
     assert found.matrix.shape == (3, 3) and np.isfinite(found.matrix).all()
     assert (found.low <= found.matrix).all() and (found.matrix <= found.high).all()
     assert (found.p_values >= 0).all() and (found.p_values <= 1).all()
-    assert "parameters are taken as known" in found.notes[0]
+    assert "parameters are treated as known" in found.notes[0]
     again = fp.influence(model, data, events=6, horizon=5.0)
     assert np.array_equal(found.matrix, again.matrix)
 

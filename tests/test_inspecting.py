@@ -20,7 +20,7 @@ import fourpoint as fp
 from fourpoint.cli.main import app
 from fourpoint.data import datasets
 from fourpoint.data.facts import facts, table_of
-from fourpoint.data.inspecting import Histogram, Inspection, inspect
+from fourpoint.data.inspecting import PATTERNS, Histogram, Inspection, inspect
 from fourpoint.data.readers import Asked
 from fourpoint.events import EventDataError
 
@@ -52,13 +52,13 @@ def calls(tmp_path: Path) -> Path:
 def test_a_look_says_what_there_is(calls: Path) -> None:
     text = printed(inspect(calls))
     for line in (
-        "a log with a rhythm of the day",
+        "a log with a daily pattern",
         "'Received At': 2024-05-0",
         "1 minute",
         "900",
         "of gaps are zero",
         "'Call Type', 2 types: ",
-        "rows are not in order of time: --sort puts them so",
+        "rows are not in order of time: --sort sorts them",
         "(guessed; --time --mark --sequence to choose)",
         "ties kept; --ties error|jitter|drop",
     ):
@@ -129,11 +129,8 @@ def test_rhythms_are_named_and_logs_stay_whole(period: int, periods: int, unit: 
     )
     found = inspect(stamps(period * (rng.integers(0, periods, 30 * periods) + phase)))
     assert "sequence='none'" in found.command
-    assert found.kind == (
-        f"a log with a rhythm of the {unit}"
-        if unit
-        else "one long log without a rhythm of the calendar"
-    )
+    pattern = f"a log with {PATTERNS[unit]} pattern" if unit else ""
+    assert found.kind == (pattern or "one long log without a calendar pattern")
 
 
 @pytest.mark.parametrize("days", [9, 40, 400])
@@ -187,7 +184,8 @@ def test_remarks_on_other_columns_and_on_ties() -> None:
     when = np.concatenate([second, second[:300]])  # a third of the events twice
     table = {"time": 1_714_521_600 + np.sort(when), "priority": rng.choice(["low", "high"], 1200)}
     notes = " ".join(inspect(table).reading.notes)
-    assert "'priority' (2 values) could tell types of events apart: --mark priority" in notes
+    suggestion = "'priority' (2 values) could be types of events, for example with --mark priority"
+    assert suggestion in notes
     assert "25.0% of gaps are zero, where chance explains about 0.0" in notes
     patients = np.repeat(np.arange(100), 12)
     days = rng.integers(0, 400, 1200)
@@ -273,10 +271,10 @@ def minutes(folder: Path) -> Path:
 
 KINDS = {
     quakes: ("a catalogue with places, one long sequence", "1 millisecond", "none"),
-    office: ("a log with a rhythm of the day", "1 second", "none"),
+    office: ("a log with a daily pattern", "1 second", "none"),
     customers: ("many short sequences", "1 day", "customer_id"),
-    alerts: ("one long log without a rhythm of the calendar", "1 millisecond", "none"),
-    minutes: ("one long log without a rhythm of the calendar", "1 minute", "none"),
+    alerts: ("one long log without a calendar pattern", "1 millisecond", "none"),
+    minutes: ("one long log without a calendar pattern", "1 minute", "none"),
 }
 
 
@@ -443,7 +441,7 @@ def test_times_that_step_back_an_hour_may_be_a_change_of_clocks() -> None:
     said = dict(inspect({"when": stamps})._facts())
     assert "set back" in said["order"] and "--timezone" in said["order"]
     mixed = stamps[::-1]
-    assert "--sort puts them so" in dict(inspect({"when": mixed})._facts())["order"]
+    assert "--sort sorts them" in dict(inspect({"when": mixed})._facts())["order"]
     known = inspect({"when": stamps}, Asked(timezone="Europe/Berlin"))
     assert "order" not in dict(known._facts())
 

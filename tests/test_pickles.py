@@ -394,7 +394,7 @@ def test_the_error_names_what_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(EventDataError) as caught:
         pickles.read(path)
     assert f"received {path}, which asks for {os.system.__module__}.system. N" in str(caught.value)
-    assert "Nothing of it was run." in caught.value.remedy
+    assert "None of it was run." in caught.value.remedy
 
 
 def test_nothing_is_imported(tmp_path: Path) -> None:

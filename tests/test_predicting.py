@@ -377,7 +377,7 @@ def test_the_command_refuses_what_does_not_go_together(place: Path) -> None:
     asked = {
         "a score out of otd": ("--score", "best"),
         "--score tmap for --delta": ("--delta", "2"),
-        "a file with the ending": ("-o", place / "out.txt"),
+        "a file with the extension": ("-o", place / "out.txt"),
         "at least one for steps": ("--steps", "0"),
     }
     for expected, more in asked.items():

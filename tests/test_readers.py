@@ -468,7 +468,7 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         GOOD | {"t": [1.0, float("nan"), 3.0]},
         None,
         (
-            "expected finite numbers in column 't'; received FILE: nan at row 1. Remove or mend "
+            "expected finite numbers in column 't'; received FILE: nan at row 1. Remove or correct "
             "the row."
         ),
     ),
@@ -564,7 +564,7 @@ BAD: list[tuple[str, Columns, dict[str, Any] | None, str]] = [
         "unnamed mark",
         GOOD | {"mark": [0, 1, 2]},
         {"fourpoint.marks": ["a", "b"]},
-        "expected marks from 0 to 1; received FILE: 2 at row 2. Mend the mark",
+        "expected marks from 0 to 1; received FILE: 2 at row 2. Correct the mark",
     ),
     (
         "unnamed text",

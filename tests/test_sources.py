@@ -68,7 +68,7 @@ def test_mimic_admissions(tmp_path: Path) -> None:
     )
     assert notes == [
         "1 of 3 patients have at least 3 visits; the others are left out (--set visits=N)",
-        "1 admissions stood after a later one of the same patient and were put in order of time",
+        "1 admissions came after a later one of the same patient and were sorted by time",
         "days since each patient's first admission, which is an event at 0",
     ]
 
@@ -115,7 +115,7 @@ def test_mimic_faults(tmp_path: Path) -> None:
         ),
         (
             "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n\n1,2101-13-01 00:00:00\n"
-        ): "FILE, line 4: '2101-13-01 00:00:00'. Remove or mend",
+        ): "FILE, line 4: '2101-13-01 00:00:00'. Remove or correct",
         "SUBJECT_ID,ADMITTIME\n1,2101-01-01 00:00:00\n1\n": (
             "received FILE, line 3, which cannot be read as one (CSV parse error"
         ),
@@ -277,7 +277,7 @@ def test_blocks_do_not_matter(
 def test_memetracker_faults(tmp_path: Path) -> None:
     cases: dict[bytes, str] = {
         QUOTES + b"X\twhat\n": (
-            "a line of P, T, Q or L and a tab; received FILE, line 22: b'X\\twhat\\n'. Mend the "
+            "a line of P, T, Q or L and a tab; received FILE, line 22: b'X\\twhat\\n'. Correct the "
             "line, or pass over"
         ),
         QUOTES.replace(
@@ -457,7 +457,7 @@ def test_plain_trades(tmp_path: Path) -> None:
         and data.times.tolist() == [36000.0, 36000.001]
         and data.mark_ids.tolist() == [1, 0]
     )
-    assert notes == ["1 trades stood after a later one and were put in order of time"]
+    assert notes == ["1 trades came after a later one and were sorted by time"]
     data, _ = transactions.read_trades(
         saved(tmp_path, "time,side\n36000,buy\n"), clock="s", seconds=3600
     )
@@ -514,7 +514,7 @@ def test_congestion_days(tmp_path: Path) -> None:
         and data.unit == "hours"
     )
     assert notes == [
-        "2 events stood after a later one of the same day and were put in order of time",
+        "2 events came after a later one of the same day and were sorted by time",
         "1 of 3 days from first to last have no event; they are left out, observed or not",
     ]
     names = {

@@ -128,7 +128,7 @@ def test_a_file_is_scored_and_gone_on_with(folder: Path) -> None:
         file.write(b"what\n" + event(1001))
     again = call("stream", *files(folder))
     assert (
-        "going on after line 1,000" in again.stderr
+        "continuing after line 1,000" in again.stderr
         and "line 1001: expected one JSON object" in again.stderr
     )
     assert "1,001 events (1 in this run), 1 line skipped" in again.stderr

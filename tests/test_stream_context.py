@@ -147,7 +147,7 @@ def test_events_while_nothing_is_recorded_are_refused() -> None:
     context = exposed(Sequence([], start=0.0, stop=1.0)).context
     model = Hawkes(baseline=0.5, branching=0.5, decay=1.0)
     stream = Stream(model, context=context)
-    with pytest.raises(UserError, match="expected no event while the exposure is 0.*at 25.0. Mend"):
+    with pytest.raises(UserError, match="no event while the exposure is 0.*at 25.0. Correct"):
         stream.observe(25.0)
     assert (stream.time, stream.count) == (0.0, 0)
     found = stream.observe_many([1.0, 25.0, 31.0])

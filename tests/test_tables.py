@@ -321,8 +321,8 @@ FAULTS = {
         b'{"time": 1}\n\n{"time": "x"}\n',
         "expected a file of JSON Lines; received FILE: ",
     ),
-    "list.json": (b'[{"time": 1}]', "received FILE: line 1 is no object but a list."),
-    "null.jsonl": (b'{"time": 1}\nnull\n', "received FILE: line 2 is no object but null."),
+    "list.json": (b'[{"time": 1}]', "received FILE: line 1 is not an object but a list."),
+    "null.jsonl": (b'{"time": 1}\nnull\n', "received FILE: line 2 is not an object but null."),
     "behind.jsonl": (b'{"time": 1} null\n', "received FILE: line 1 is not JSON (Extra data"),
     "cut.jsonl": (
         b'{"time": 1}\n{"time": \n',
@@ -368,7 +368,7 @@ def test_faults_beyond_the_first_rows_name_their_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("time,mark\n" + "1,a\n\n" * 30000 + "1,a,b\n")
     with pytest.raises(
         EventDataError,
-        match="a.csv: Expected 2 columns, got 3: 1,a,b at line 60002. Mend or remove that line.",
+        match="a.csv: Expected 2 columns, got 3: 1,a,b at line 60002. Correct or remove that line.",
     ):
         read(tmp_path / "a.csv")
 

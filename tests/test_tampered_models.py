@@ -381,7 +381,7 @@ def test_links(tmp_path: Path) -> None:
             restore(folder)
     weights.unlink()
     os.mkfifo(weights)
-    with pytest.raises(CheckpointError, match="which is no file"):
+    with pytest.raises(CheckpointError, match="which is not a file"):
         restore(folder)
 
 

@@ -510,7 +510,7 @@ def test_batches_are_smaller_where_sequences_are_long() -> None:
 def test_a_time_budget_that_ends_training_early_is_said() -> None:
     found = fit(RMTPP(hidden=4), data(), steps=100_000, time_budget=0.2, progress=False)
     assert found.stopped == "time budget" and any(
-        "of 100,000 steps: a longer one may do better" in note for note in found.notes
+        "of 100,000 steps: a longer budget may improve the result" in note for note in found.notes
     )
 
 

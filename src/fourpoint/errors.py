@@ -1,5 +1,5 @@
-"""Errors that a user can mend, in three clauses: what was expected, what came and where, and what
-to do.
+"""Errors that a user can correct, in three clauses: what was expected, what was received and
+where, and what to do.
 
 Users catch them as ``fourpoint.events.UserError`` and ``fourpoint.events.EventDataError``.
 """
@@ -10,7 +10,7 @@ from fourpoint.sanitising import console_text
 
 
 class UserError(ValueError):
-    """An error a user can mend: what was expected, what came and where, and what to do.
+    """An error a user can correct: what was expected, what came and where, and what to do.
 
     >>> str(UserError("a positive horizon", "-1.0", "Pass horizon=2.0, say."))
     'expected a positive horizon; received -1.0. Pass horizon=2.0, say.'

@@ -68,7 +68,7 @@ def check_picture(file: Path | None) -> None:
     if file is None:
         return
     check_new_file(
-        file, PICTURES, f"a picture with the ending {', '.join(PICTURES)}", f"{file.stem}.png"
+        file, PICTURES, f"a picture with the extension {', '.join(PICTURES)}", f"{file.stem}.png"
     )
 
 

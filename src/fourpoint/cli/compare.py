@@ -88,12 +88,12 @@ def _files(output: Path | None) -> tuple[Path | None, Path | None]:
     if output is None:
         return None, None
     if output.suffix and not output.is_dir():
-        expected = "a page with the ending .html, or a folder"
+        expected = "a page with the extension .html, or a folder"
         check_new_file(output, PAGES, expected, f"{output.stem}.html")
         return output, None
     if output.exists() and not output.is_dir():
         raise UserError(
-            "a page with the ending .html, or a folder",
+            "a page with the extension .html, or a folder",
             f"{output}, which is a file",
             f"Choose another name, such as {output.name}.html.",
         )
@@ -127,7 +127,7 @@ def page_of(found: Comparison, source: str) -> Page:
         " ".join(words[:-1]),
         dark=DARK,
         kicker="fourpoint compare",
-        footer=f"Made by fourpoint compare in {found.seconds:.0f} seconds.",
+        footer=f"Written by fourpoint compare in {found.seconds:.0f} seconds.",
     )
     gain = best.nats_per_event - found.steps[0].nats_per_event
     clustering = "yes" if found.clustering_beyond_calendar else "no"
@@ -135,7 +135,7 @@ def page_of(found: Comparison, source: str) -> Page:
         [
             ("model to use", markup_text(found.recommended), best.model),
             ("gain over a constant rate", f"{gain:+.3f}", "nats per event"),
-            ("clustering beyond the rhythm", clustering, "at a level of 95%"),
+            ("clustering beyond the calendar", clustering, "at a level of 95%"),
             ("held-out events", f"{found.held_out:,}", f"in {found.units:,} {found.unit_name}"),
         ]
     )
@@ -151,7 +151,7 @@ def page_of(found: Comparison, source: str) -> Page:
         rows,
         "Each explanation has all those above it. Its gain is over the one before, on data that "
         "no model was fitted to; the interval is from a paired bootstrap over "
-        f"{found.unit_name}. The row that stands out is the model to use.",
+        f"{found.unit_name}. The highlighted row is the recommended model.",
         best_row=chosen,
     )
     if len(found.steps) > 1:

@@ -79,8 +79,8 @@ def inspect(
     json: typed.Json = False,
     plot: typed.Plot = None,
 ) -> None:
-    """Look at a file of events: its columns, counts, span, marks, ties and gaps, with pictures, and
-    the command to type next.
+    """Inspect a file of events: its columns, counts, time span, marks, ties and gaps, and
+    the command to run next.
     """
     from fourpoint.data.inspecting import inspect as look
 
@@ -96,7 +96,9 @@ def convert(
     source: Annotated[Path, typer.Argument(metavar="IN", help="A file or folder of events.")],
     target: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="File or folder to write; its suffix gives the format."),
+        typer.Argument(
+            metavar="OUT", help="File or folder to write; its extension gives the format."
+        ),
     ],
     from_: Annotated[
         str | None,
@@ -104,7 +106,7 @@ def convert(
     ] = None,
     to: Annotated[
         str | None,
-        typer.Option("--to", metavar="F", help="Format of OUT; by its ending by default."),
+        typer.Option("--to", metavar="F", help="Format of OUT; by default given by its extension."),
     ] = None,
     set_: Annotated[
         list[str] | None,
@@ -112,8 +114,8 @@ def convert(
     ] = None,
     seed: typed.Seed = 0,
 ) -> None:
-    """Convert between the formats of the field, or from a source: mimic, memetracker, lobster,
-    trades, congestion.
+    """Convert between file formats of other libraries, or from a source: mimic, memetracker,
+    lobster, trades, congestion.
     """
     from fourpoint.data.formats import convert as converted, guess_source
     from fourpoint.data.sources import SOURCES

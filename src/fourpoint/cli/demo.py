@@ -122,8 +122,8 @@ def run_demo(
     )
     plans: list[tuple[str, str, PointProcess, dict[str, Any]]] = [
         ("Poisson", "a constant rate per type", Poisson(data.marks), {}),
-        ("Spline Poisson", "knows the time of day", SplinePoisson(data.marks), {}),
-        ("Hawkes", "past events raise the rate, the rise fades", Hawkes(data.marks), {}),
+        ("Spline Poisson", "depends on the time of day", SplinePoisson(data.marks), {}),
+        ("Hawkes", "past events raise the rate, and the effect decays", Hawkes(data.marks), {}),
         (
             "DAPP",
             "time of day, and attention to past events",
@@ -201,11 +201,11 @@ def build_page(contestants: list[Contestant], data: Dataset, seed: int) -> Page:
     best = max(contestants, key=lambda c: c.value)
     day = test[int(np.argmax(test.lengths))]
     page = Page(
-        "When one delay brings the next",
+        "Flight delays that lead to further delays",
         "Every departure at least an hour late from New York's three airports in 2013: "
         f"{data.events:,} events on {len(data)} days. Four models learned from "
         f"{len(data.part('train'))} of those days. On {len(test)} days that none of them had "
-        f"seen, **{best.label}** explains best when, and where, the next delay comes.",
+        f"seen, **{best.label}** predicts best when and where the next delay occurs.",
         dark=plots.DARK,
         kicker="Fourpoint demo",
         footer=(
@@ -244,10 +244,10 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
     page.text(
         """## Which model explains unseen days best?
 
-        A model of events gives, at every moment, a rate for each type of event. It is good if the
-        rate was high where events came and low where none came, over the whole window, quiet nights
-        included. That is the log-likelihood. A gain of .69 nats per event means that events were,
-        one by one, twice as likely under the model."""
+        A model of events gives, at every moment, a rate for each type of event. A good
+        model has a high rate where events occurred and a low rate where none did, over the whole
+        window, including quiet nights. The log-likelihood measures this. A gain of .69 nats per
+        event means that each event was on average twice as likely under the model."""
     )
     ranked = sorted(contestants, key=lambda c: -c.value)
     rows = [
@@ -277,7 +277,7 @@ def _opening(page: Page, contestants: list[Contestant], test: Dataset, best: Con
             "A log-likelihood has no natural zero, so bars start at the constant rate, and their "
             "length is the gain over it."
         ),
-        title="What each idea is worth",
+        title="The gain of each model",
     )
 
 
@@ -292,9 +292,9 @@ def _busy_day(
     page.text(
         f"""## One bad day, {markup_text(day.id)}
 
-        The coloured areas are DAPP's rate for each type, computed at each moment from the events
-        before it and nothing else; the ticks below are the {len(day)} delays themselves. The dashed
-        line is the rate that the time of day alone gives."""
+        The coloured areas are DAPP's rate for each type, computed at each moment from the earlier
+        events only; the ticks below are the {len(day)} delays. The dashed line is the rate that
+        depends on the time of day alone."""
     )
     ax = plots.intensity_plot(
         times,
@@ -324,8 +324,8 @@ def _busy_day(
     page.figure(
         ax,
         f"At {_clock(peak)} the rate is at its highest. Each stem is one past delay, and its "
-        "height is what the rate would lose at that moment had this delay not happened; below "
-        "the line, the delay calms. How much and how long it matters was learned.",
+        "height is the rate minus the rate without this delay. Below the line, the delay lowers "
+        "the rate. The size and the duration of these effects are learned.",
         title="Which past delays matter now?",
     )
 
@@ -364,9 +364,9 @@ def _fit_check(page: Page, model: PointProcess, test: Dataset) -> None:
     verdict = goodness_of_fit(model, checked).total
     wrong = verdict.ks_p < 0.05
     if wrong:
-        words = "speaks against the model: it is useful, but not the whole truth"
+        words = "is evidence against the model: it is useful, but incomplete"
     else:
-        words = "does not speak against the model"
+        words = "is consistent with the model"
     page.text(
         f"""## Does the model fit?
 
@@ -394,8 +394,8 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
 
         DAPP compares the present with each past event through a kernel, one per attention head. The
         kernel is a mixture of damped sinusoids; a small network generates their frequencies and
-        decays. So the model can learn that an event matters for minutes, for hours, or again after
-        some time, and none of that is prescribed."""
+        decays. The model can therefore learn that an event has an effect for minutes, for hours, or
+        again after some time; no shape is prescribed."""
     )
     model = dapp.model
     if not isinstance(model, DAPP):
@@ -407,26 +407,26 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
     decays = None if spectrum.decay is None else spectrum.decay.detach().numpy() / scale
     kernels = _log_lags(plots.kernel_plot(lags, kernel, unit=unit))
     caption = (
-        "The kernel of each head against the time since the past event. Where it is 0 the event is "
-        "forgotten."
+        "The kernel of each head against the time since the past event. Where it is 0, the event "
+        "has no effect."
     )
-    page.figure(kernels, caption, title="How long is an event remembered?", half=True)
+    page.figure(kernels, caption, title="How long does an event have an effect?", half=True)
     cycles = spectrum.frequency.detach().numpy() / (2 * math.pi * scale)
     caption = (
-        "Each dot is one sinusoid of a kernel: left is slow, right is fast; low lasts long, high "
-        "fades soon."
+        "Each dot is one sinusoid of a kernel: slow ones are on the left, fast ones on the "
+        "right; those at the bottom decay slowly, those at the top fast."
     )
     spectra = plots.spectrum_plot(cycles, decays, unit=unit)
-    page.figure(spectra, caption, title="The sinusoids it is made of", half=True)
+    page.figure(spectra, caption, title="The sinusoids of the kernels", half=True)
     names, effect = _influence(model, lags, data)
     kind = markup_text(data.marks.names[0]) if data.marks.names else "any type"
     label = f"effect on the rate (events per {unit})"
     effects = _log_lags(plots.kernel_plot(lags, effect, names=names, label=label, unit=unit))
     caption = (
-        f"What one delay of type {kind}, early in the afternoon of a day without any other, does "
-        "to the rates afterwards."
+        f"The effect of one delay of type {kind}, early in the afternoon of a day without other "
+        "delays, on the rates afterwards."
     )
-    page.figure(effects, caption, title="What one delay sets off", half=True)
+    page.figure(effects, caption, title="The effect of one delay", half=True)
     rows = dapp.fit.history
     if len(rows) > 1:
         steps = [row["step"] for row in rows]
@@ -437,9 +437,9 @@ def _inside(page: Page, contestants: list[Contestant], data: Dataset) -> None:
         curves = plots.learning_curve_plot(steps, train, dev, best_step=best, references=others)
         caption = (
             "Log-likelihood while training. The weights that are best on the dev days are kept; "
-            "dotted lines are the other models there."
+            "dotted lines are the scores of the other models."
         )
-        page.figure(curves, caption, title="Did it train well?", half=True)
+        page.figure(curves, caption, title="Training curve", half=True)
 
 
 def _closing(page: Page, seed: int) -> None:

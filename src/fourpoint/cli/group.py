@@ -83,7 +83,7 @@ def run_worker(
             "a store that can be read and written", str(error), "Check --store, and start again."
         ) from None
     except OSError as error:
-        raise UserError("a broker that answers", str(error), "Start it, and then this.") from None
+        raise UserError("a broker that responds", str(error), "Start it, and then this.") from None
 
 
 @contextmanager
@@ -242,7 +242,7 @@ def _refuse(files: dict[str, object], output: str, *, attended: bool) -> None:
         name = given[0] if given[0].isupper() else f"--{given[0]}"
         remedy = f"Leave {name} out."
         if name == "--output":
-            remedy = "Scores are kept in the store: write them with --export --output FILE."
+            remedy = "Scores are stored: write them with --export --output FILE."
         raise UserError("messages of a broker and a shared store with --group", name, remedy)
 
 

@@ -48,7 +48,7 @@ def run_influence(folder: Path, source: str, reading: ReadingOptions, asked: Ask
             draws = Uncertainty.restore(folder)
         else:
             print_notice(
-                "parameters are taken as known, so that tiny effects are edges too: run "
+                "parameters are treated as known, so that tiny effects are edges too: run "
                 "`fourpoint uncertainty` on the model and the data first to include theirs"
             )
     found = influence(

@@ -83,7 +83,7 @@ class Commands(TyperGroup):
             return result
         except KeyboardInterrupt:
             print_notice(
-                "interrupted: what was saved before stays; fit --resume continues from it",
+                "interrupted: saved results are kept; fit --resume continues from them",
                 style="yellow",
             )
             raise typer.Exit(130) from None
@@ -114,7 +114,7 @@ app = typer.Typer(
 app.add_typer(
     data_app,
     name="data",
-    help="List what comes with Fourpoint, summarise a data set, or look at a file of your own.",
+    help="List the embedded data sets, summarise a data set, or inspect a file of your own.",
 )
 
 AMPLITUDES: tuple[Literal["fixed", "random"], ...] = ("fixed", "random")
@@ -165,8 +165,8 @@ def demo(
     seed: typed.Seed = 0,
     time_budget: typed.Budget = None,
 ) -> None:
-    """Train on New York's flight delays, compare four models, and write one page that explains what
-    was found.
+    """Train four models on New York's flight delays, compare them, and write an HTML report of the
+    results.
     """
     from fourpoint.cli.demo import TIME_BUDGET, run_demo
 
@@ -181,7 +181,7 @@ def simulate(
         str,
         typer.Argument(
             metavar="PROCESS|DIR",
-            help="A process that `fourpoint data` lists, or a model's folder.",
+            help="A process listed by `fourpoint data`, or a model's folder.",
         ),
     ],
     output: typed.File,
@@ -204,14 +204,14 @@ def simulate(
     most: Annotated[
         int | None,
         typer.Option(
-            help="Cap on the events of one sequence of a model; what it cuts is reported."
+            help="Largest number of events per sequence of a model; truncation is reported."
         ),
     ] = None,
     amplitude: typed.Amplitude = "fixed",
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Draw sequences from a fitted model, or from a process whose truth is known."""
+    """Draw sequences from a fitted model, or from a process with a known rate."""
     from fourpoint.data.readers import write
 
     kind = one_of("--amplitude", amplitude, AMPLITUDES)
@@ -256,12 +256,13 @@ def compare(
     outages: Annotated[
         str,
         typer.Option(
-            metavar="auto|none", help="Whether silences that are too long count as not recorded."
+            metavar="auto|none",
+            help="Whether silences that are too long are treated as not recorded.",
         ),
     ] = "auto",
     time_budget: Annotated[
         float,
-        typer.Option(metavar="SECONDS", help="The time that this takes at most, with reading."),
+        typer.Option(metavar="SECONDS", help="Largest total time, including reading."),
     ] = 60.0,
     seed: typed.Seed = 0,
     json: typed.Json = False,
@@ -271,7 +272,7 @@ def compare(
             "-o",
             "--output",
             metavar="PATH",
-            help="Write one page, NAME.html, or a folder with report.html and comparison.json.",
+            help="Write a page, NAME.html, or a folder with report.html and comparison.json.",
         ),
     ] = None,
     jobs: typed.Jobs = None,
@@ -279,8 +280,8 @@ def compare(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Find out what explains a log: calendar, covariates, past events or more; scored on held-out
-    data, answered in sentences.
+    """Find out what explains a log (calendar, covariates, past events or more) by scores on
+    held-out data, and print the answer as sentences.
     """
     from fourpoint.cli.compare import Asked, run_comparison
 
@@ -325,7 +326,7 @@ def fit(
     time_budget: typed.Budget = None,
     device: Annotated[
         str,
-        typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
+        typer.Option(help="cpu, cuda, mps, or auto: the first available of cuda, mps and cpu."),
     ] = "cpu",
     buffer: typed.Buffer = None,
     processes: Annotated[
@@ -457,7 +458,7 @@ def tune(
     source: typed.Source,
     output: typed.Folder,
     budget: Annotated[
-        str, typer.Option(metavar="TIME", help="The time that this takes: 10m, 1h, or seconds.")
+        str, typer.Option(metavar="TIME", help="Total time of the search: 10m, 1h, or seconds.")
     ] = "10m",
     model: Annotated[
         str,
@@ -472,7 +473,7 @@ def tune(
     seed: typed.Seed = 0,
     device: Annotated[
         str,
-        typer.Option(help="cpu, cuda, mps, or auto: the first of cuda, mps and cpu that is there."),
+        typer.Option(help="cpu, cuda, mps, or auto: the first available of cuda, mps and cpu."),
     ] = "cpu",
     json: typed.Json = False,
     jobs: typed.Jobs = None,
@@ -481,7 +482,8 @@ def tune(
     reading: typed.ReadingOptions,
 ) -> None:
     """Search for a model and settings that are better on the development data, within a time
-    budget. The first fit is the default model; a search that was killed goes on where it was.
+    budget. The first fit is the default model; run the command again to continue an interrupted
+    search.
     """
     from fourpoint.cli.tune import Asked, run_tuning
 
@@ -504,7 +506,7 @@ def evaluate(
         ),
     ] = "window",
     tolerance: Annotated[
-        float, typer.Option(help="Error of the integral allowed, in nats per event.")
+        float, typer.Option(help="Tolerance of the integral, in nats per event.")
     ] = 1e-4,
     fit_check: Annotated[
         bool,
@@ -532,7 +534,7 @@ def evaluate(
     reading: typed.ReadingOptions,
 ) -> None:
     """Score a saved model on a data set: log-likelihood per event, goodness of fit, predictions,
-    and regret where the truth is known.
+    and regret if the true process is known.
     """
     from fourpoint.data.event_files import EventFiles
     from fourpoint.data.synthetic import process
@@ -559,7 +561,7 @@ def evaluate(
         whole = scored_files(model, events, split)
         part = whole.sample(CHECKED, seed)
         if whole.events > part.events:
-            print_notice(f"checks look at {part.events:,} events in {len(part):,} sequences")
+            print_notice(f"checks use {part.events:,} events in {len(part):,} sequences")
     else:
         whole = part = scored_part(model, events, split)
     report = judge(model, whole, truth=oracle, tolerance=tolerance, convention=asked, progress=True)
@@ -631,8 +633,8 @@ def anomalies(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Rank whole sequences by how unlikely they are under a saved model: p-values, and which are
-    anomalous at a false discovery rate of 10%.
+    """Rank whole sequences by how unlikely they are under a saved model: p-values, and the
+    sequences that are anomalous at a false discovery rate of 10%.
     """
     from fourpoint.cli.judging import run_anomalies
 
@@ -663,7 +665,7 @@ def calibrate(
     windows: Annotated[
         int, typer.Option(help="Equal parts of the horizon in which events are counted.")
     ] = 1,
-    events: Annotated[int, typer.Option(help="Events to look at, at most.")] = 4000,
+    events: Annotated[int, typer.Option(help="Largest number of events to use.")] = 4000,
     check: Annotated[
         str | None,
         typer.Option(metavar="PART", help="Measure coverage on another part, such as test."),
@@ -673,8 +675,8 @@ def calibrate(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Calibrate the intervals of a saved model on data that it was not trained on, so that they
-    cover as often as they say; forecasts and streams use the result from then on.
+    """Calibrate the intervals of a saved model to their stated coverage, on data that it was not
+    trained on; forecasts and streams use the result.
     """
     from fourpoint.cli.calibrate import Asked, run_calibration
 
@@ -710,7 +712,7 @@ def forecast(
     ] = None,
     paths: Annotated[
         int | None,
-        typer.Option(help="Number of futures to sample; 1000, and 200 for a table."),
+        typer.Option(help="Number of futures to sample; by default 1000, or 200 for a table."),
     ] = None,
     windows: Annotated[
         int | None,
@@ -725,7 +727,7 @@ def forecast(
         typer.Option(
             "--interval",
             metavar="P",
-            help="Add low and high to a table: counts that hold with a probability near P, .9 say.",
+            help="Add low and high to a table: limits of a count with a probability near P.",
         ),
     ] = None,
     seed: typed.Seed = 0,
@@ -736,7 +738,7 @@ def forecast(
         bool,
         typer.Option(
             "--uncertainty",
-            help="Include that of parameters, saved by `fourpoint uncertainty` (not with -o).",
+            help="Include parameter uncertainty, saved by `fourpoint uncertainty` (not with -o).",
         ),
     ] = False,
     json: typed.Json = False,
@@ -744,14 +746,14 @@ def forecast(
     map: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Draw where: a map of the expected rate, for events with places."
+            metavar="FILE", help="Draw a map of the expected rate, for events with locations."
         ),
     ] = None,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Forecast what follows a sequence's events up to a time: the next event, its mark, and counts
-    up to a horizon. With -o: counts per sequence, interval and type as a table, with --all of every
+    """Forecast the events after a given time: the next event, its mark, and counts up to a horizon.
+    With -o, write counts per sequence, interval and type as a table; with --all, for every
     sequence.
     """
     from fourpoint.cli.forecast_table import (
@@ -820,7 +822,7 @@ def predict(
         str | None,
         typer.Option(
             metavar="LENGTH",
-            help="How far to look: a number or 30d; the time of --steps events by default.",
+            help="How far to predict: a number or 30d; the time of --steps events by default.",
         ),
     ] = None,
     sequence: Annotated[
@@ -840,7 +842,7 @@ def predict(
     ] = None,
     delete: Annotated[
         float | None,
-        typer.Option(help="otd: cost of an event predicted in vain; the mean gap by default."),
+        typer.Option(help="otd: cost of a spurious predicted event; the mean gap by default."),
     ] = None,
     delta: Annotated[
         float | None,
@@ -855,8 +857,8 @@ def predict(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Predict each sequence's future as one list of events, one time or one count: the prediction
-    with the least expected loss of a score. The scores are described in docs/predictions.md.
+    """Make one point prediction per sequence (a list of events, a time or a count): the one with
+    the least expected loss. The scores are described in docs/predictions.md.
     """
     from fourpoint.cli.predict import PredictionOptions, print_predictions
 
@@ -880,8 +882,8 @@ def explain(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """What each past event of a sequence adds to the rate at a time, per mark: the rate less the
-    rate without that event.
+    """Compute the effect of each past event on the rate at a given time, per mark: the rate minus
+    the rate without that event.
     """
     from fourpoint.inference.branching import branching_ratios
     from fourpoint.inference.explaining import explain as account_for
@@ -909,14 +911,15 @@ def uncertainty(
         typer.Option(help="laplace (parameters near the output, seconds) or bootstrap (refits)."),
     ] = "laplace",
     draws: Annotated[
-        int | None, typer.Option(help="Draws; 200 of laplace and 20 of bootstrap by default.")
+        int | None,
+        typer.Option(help="Number of draws; by default 200 for laplace and 20 for bootstrap."),
     ] = None,
     seed: typed.Seed = 0,
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Draw a saved model's parameters, given the data that it was fitted to, and save the draws
-    beside it, for forecast --uncertainty.
+    """Draw the parameters of a saved model from their distribution given the training data, and
+    save the draws with the model, for forecast --uncertainty.
     """
     from fourpoint.training.uncertainty import METHODS, uncertainty as draw_parameters
 
@@ -946,7 +949,7 @@ def influence(
         str | None,
         typer.Option(
             metavar="LENGTH",
-            help="Time after an event that is looked at (not for hawkes); 50 mean gaps by default.",
+            help="Time after an event to consider (not for hawkes); 50 mean gaps by default.",
         ),
     ] = None,
     seed: typed.Seed = 0,
@@ -959,8 +962,8 @@ def influence(
     *,
     reading: typed.ReadingOptions,
 ) -> None:
-    """Which type of event leads to which: expected events with intervals, and edges at a false
-    discovery rate. Predictive influence, not cause and effect.
+    """Estimate which types of events lead to which others: expected numbers with intervals, and
+    edges at a false discovery rate. The influence is predictive, not causal.
     """
     from fourpoint.cli.influence import Asked, run_influence
 
@@ -1018,13 +1021,14 @@ def stream(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="File to continue from after a stop or a crash; each line counts once.",
+            help="File from which to continue after a stop or a crash; each line counts once.",
         ),
     ] = None,
     keep: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="Past events that each head of a DAPP remembers; all by default."
+            metavar="N",
+            help="Number of past events that each head of a DAPP remembers; all by default.",
         ),
     ] = None,
     by: Annotated[
@@ -1045,7 +1049,9 @@ def stream(
     ] = False,
     every: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Lines between two states; 1,000, or more if that is slow."),
+        typer.Option(
+            metavar="N", help="Lines between two states; by default 1,000, or more if that is slow."
+        ),
     ] = None,
     start: Annotated[
         str | None,
@@ -1065,7 +1071,9 @@ def stream(
     reading: typed.ReadingOptions,
     attended: Annotated[
         bool,
-        typer.Option("--attended", help="Name the past events that count most, per head; slower."),
+        typer.Option(
+            "--attended", help="Report the past events with the largest weights, per head; slower."
+        ),
     ] = False,
     max_gap: Annotated[
         str,
@@ -1083,11 +1091,10 @@ def stream(
     brokers: typed.BrokerOptions,
     worker: typed.WorkerOptions,
 ) -> None:
-    """Score a live feed: one line in, one JSON line out, with alarms; each line exactly once with
-    --state.
-
-    With --group it is a worker of a consumer group, which shares the entities of Redis Streams or
-    of a topic of Kafka with others through a common --store, each event exactly once.
+    """Score a live feed: for each input line, print one JSON line with scores and alarms. With
+    --state, each line is scored exactly once. With --group, run as a worker of a consumer group
+    that shares the entities of Redis Streams or of a Kafka topic through a common --store; each
+    event is scored exactly once.
     """
     if brokers.group is not None:
         from fourpoint.cli.group import run_worker
@@ -1178,16 +1185,19 @@ def serve(
         typer.Option(metavar="URL", help="sqlite:///FILE or postgresql://USER@HOST/NAME."),
     ] = "sqlite:///fourpoint.db",
     host: Annotated[
-        str, typer.Option(help="The address to listen on; others than this machine need tokens.")
+        str,
+        typer.Option(help="The address to listen on; addresses other than localhost need tokens."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8000,
     token_file: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Who may do what; made by `fourpoint token`."),
+        typer.Option(
+            metavar="FILE", help="File of tokens and their scopes, written by `fourpoint token`."
+        ),
     ] = None,
     shadow: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="A second model that is scored beside the first."),
+        typer.Option(metavar="DIR", help="A second model that is scored on the same events."),
     ] = None,
     by: Annotated[
         str | None,
@@ -1197,7 +1207,9 @@ def serve(
     ] = None,
     lateness: Annotated[
         str,
-        typer.Option(metavar="TIME", help="How late events may come and still be put in order."),
+        typer.Option(
+            metavar="TIME", help="How late events may arrive and still be scored in order."
+        ),
     ] = "0",
     alarms: Annotated[
         str,
@@ -1212,16 +1224,18 @@ def serve(
     ] = "auto",
     retention: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="How long events are kept, such as 90d; for ever."),
+        typer.Option(
+            metavar="TIME", help="How long events are kept, such as 90d; without limit by default."
+        ),
     ] = None,
     snapshot_events: Annotated[
         int, typer.Option(min=1, metavar="N", help="Events between two snapshots of the state.")
     ] = 20_000,
     max_entities: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Entities that are followed at most.")
+        int, typer.Option(min=1, metavar="N", help="Largest number of entities.")
     ] = 100_000,
     max_body: Annotated[
-        int, typer.Option(min=1, metavar="BYTES", help="Bytes of a request at most.")
+        int, typer.Option(min=1, metavar="BYTES", help="Largest size of a request in bytes.")
     ] = 4 * 2**20,
     rate_limit: Annotated[
         float, typer.Option(min=0.1, metavar="N", help="Requests per second and client.")
@@ -1232,7 +1246,7 @@ def serve(
     ] = None,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="A further name by which the service is addressed."),
+        typer.Option(metavar="NAME", help="An additional host name of the service."),
     ] = None,
     tls_certificate: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Certificate for HTTPS (PEM).")
@@ -1244,10 +1258,9 @@ def serve(
     reading: typed.ReadingOptions,
     brokers: typed.BrokerOptions,
 ) -> None:
-    """Serve a model: events in over HTTP, rates, forecasts and alarms out, a dashboard at /.
-
-    With --redis or --kafka events are read from a broker too. With --group it is a worker of a
-    consumer group, which shares entities with others through a common --store.
+    """Serve a model: receive events over HTTP, return rates, forecasts and alarms, and show a
+    dashboard at /. With --redis or --kafka, also read events from a broker. With --group, run as a
+    worker of a consumer group that shares entities with other workers through a common --store.
     """
     from fourpoint.cli.serve import run_service
     from fourpoint.data.context_tables import checked_impute
@@ -1290,14 +1303,15 @@ def refit(
     held_out: Annotated[
         float,
         typer.Option(
-            metavar="SHARE", help="Share of the time at the end to compare both models on; 0: none."
+            metavar="SHARE",
+            help="Share of the time, at its end, to compare both models on; 0: none.",
         ),
     ] = 0.2,
     seed: typed.Seed = 0,
     time_budget: typed.Budget = None,
     json: typed.Json = False,
 ) -> None:
-    """Fit a served model again to the events that its service has stored, and compare the two."""
+    """Refit a served model to the events that its service has stored, and compare the two."""
     from fourpoint.cli.serve import run_refit
 
     run_refit(folder, store, output, held_out, seed, time_budget, json)
@@ -1305,8 +1319,8 @@ def refit(
 
 @app.command()
 def token(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file of tokens.")],
-    name: Annotated[str, typer.Option(help="Whose token it is.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The token file.")],
+    name: Annotated[str, typer.Option(help="Name of the token's owner.")],
     scope: Annotated[
         str, typer.Option(metavar="SCOPES", help="read, write or admin, with commas.")
     ] = "read",
@@ -1323,8 +1337,8 @@ def reproduce(
         str,
         typer.Argument(
             metavar="WHAT",
-            help="table1, table2, figure, theory, all, report (of what is there), or earthquakes "
-            "(catalogues in --real).",
+            help="table1, table2, figure, theory, all, report (of existing results) or "
+            "earthquakes (catalogues in --real).",
         ),
     ],
     figure: Annotated[
@@ -1341,7 +1355,7 @@ def reproduce(
         ),
     ] = False,
     seeds: Annotated[
-        int | None, typer.Option(help="Seeds 0, 1, ...; 3, or 1 with --quick.")
+        int | None, typer.Option(help="Number of seeds; by default 3, or 1 with --quick.")
     ] = None,
     output: typed.Folder = Path("results"),
     real: Annotated[
@@ -1351,13 +1365,13 @@ def reproduce(
     only: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="PATTERN", help="Models or data, or MODEL/DATA, with *; ! leaves out."
+            metavar="PATTERN", help="Models or data, or MODEL/DATA, with *; a leading ! excludes."
         ),
     ] = None,
     jobs: Annotated[
         int | None,
         typer.Option(
-            help="Processes, one thread each; one per core by default, 0 runs in this one."
+            help="Processes, one thread each; one per core by default, 0 runs in this process."
         ),
     ] = None,
     device: Annotated[
@@ -1366,20 +1380,22 @@ def reproduce(
     fresh: Annotated[
         bool,
         typer.Option(
-            "--fresh", help="Run again what is there already; by default only what is missing."
+            "--fresh", help="Recompute existing results; by default only missing ones are computed."
         ),
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Run only what is missing: the default.")
+        bool, typer.Option("--resume", help="Compute only missing results (the default).")
     ] = False,
     time_limit: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="Stop by then; the next run fills what is missing."),
+        typer.Option(
+            metavar="SECONDS", help="Stop after this time; the next run computes the rest."
+        ),
     ] = None,
     ray: typed.Ray = None,
 ) -> None:
-    """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun fills what is
-    missing.
+    """Reproduce the paper's tables, figures and propositions, cell by cell; a rerun computes only
+    what is missing.
     """
     if what == "earthquakes":
         from fourpoint.reproduce.earthquakes import reproduce_earthquakes

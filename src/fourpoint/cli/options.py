@@ -23,7 +23,7 @@ from fourpoint.errors import UserError
 
 Command = Callable[..., None]
 GROUPED_BY = (
-    "The column that tells sequences apart, or hour, day or week of the calendar, or none; "
+    "The column that identifies sequences, or a calendar unit (hour, day or week), or none; "
     "guessed by default."
 )
 
@@ -101,7 +101,7 @@ class ReadingOptions:
         typer.Option(
             "--bounds",
             metavar="COLUMN=LOW:HIGH",
-            help="Bounds of a coordinate; by default taken from the events.",
+            help="Bounds of a coordinate; taken from the events by default.",
         ),
     ] = None
     time_unit: Annotated[
@@ -120,13 +120,13 @@ class ReadingOptions:
             help="Time zone of the calendar and of timestamps without one: Europe/Berlin.",
         ),
     ] = None
-    sort: Annotated[bool, typer.Option("--sort", help="Put rows in order of time.")] = False
+    sort: Annotated[bool, typer.Option("--sort", help="Sort the rows by time.")] = False
     gaps: Annotated[
         str | None,
         typer.Option(
             "--gaps",
             metavar="FILE",
-            help="Table of gaps in the recording: start, stop and perhaps sequence.",
+            help="Table of recording gaps: start, stop and optionally sequence.",
         ),
     ] = None
     observed: Annotated[
@@ -134,7 +134,7 @@ class ReadingOptions:
         typer.Option(
             "--observed",
             metavar="FILE",
-            help="In place of gaps: table of intervals that were observed.",
+            help="Instead of gaps: table of the observed intervals.",
         ),
     ] = None
     exposure: Annotated[
@@ -142,7 +142,7 @@ class ReadingOptions:
         typer.Option(
             "--exposure",
             metavar="FILE",
-            help="Table of a known factor of the rate: time, exposure and perhaps sequence.",
+            help="Table of a known factor of the rate: time, exposure and optionally sequence.",
         ),
     ] = None
     covariates: Annotated[
@@ -150,7 +150,7 @@ class ReadingOptions:
         typer.Option(
             "--covariates",
             metavar="FILE",
-            help="Table of covariates of time: time, columns, and perhaps sequence; none leaves "
+            help="Table of covariates of time: time, columns and optionally sequence; none leaves "
             "out those of an embedded set.",
         ),
     ] = None
@@ -223,7 +223,7 @@ class BrokerOptions:
         typer.Option(
             "--group",
             metavar="NAME",
-            help="Be a worker of this consumer group, which shares entities by key.",
+            help="Run as a worker of this consumer group, which shares entities by key.",
         ),
     ] = None
     redis: Annotated[
@@ -231,13 +231,13 @@ class BrokerOptions:
         typer.Option(
             "--redis",
             metavar="URL",
-            help="Server of Redis to read from: redis://localhost:6379/0.",
+            help="Redis server to read from: redis://localhost:6379/0.",
         ),
     ] = None
     kafka: Annotated[
         str | None,
         typer.Option(
-            "--kafka", metavar="SERVERS", help="Brokers of Kafka to read from: localhost:9092."
+            "--kafka", metavar="SERVERS", help="Kafka brokers to read from: localhost:9092."
         ),
     ] = None
     kafka_option: Annotated[
@@ -257,7 +257,7 @@ class BrokerOptions:
         typer.Option(
             "--partitions",
             metavar="P",
-            help="Streams of Redis, NAME:0 to NAME:P-1; 16 by default; 1: the stream NAME.",
+            help="Number of Redis streams, NAME:0 to NAME:P-1; 16 by default; 1: the stream NAME.",
         ),
     ] = None
     begin_at: Annotated[
@@ -265,7 +265,7 @@ class BrokerOptions:
         typer.Option(
             "--from",
             metavar="first|last",
-            help="Where a new group begins: with the first message there is, or with the next.",
+            help="Where a new group begins: with the first existing message, or with the next.",
         ),
     ] = "first"
     alarms_to: Annotated[
@@ -281,7 +281,7 @@ class BrokerOptions:
         typer.Option(
             "--webhook-secret",
             metavar="FILE",
-            help="File with the secret that signs what is sent to a webhook.",
+            help="File with the secret that signs webhook requests.",
         ),
     ] = None
     lease: Annotated[
@@ -289,7 +289,7 @@ class BrokerOptions:
         typer.Option(
             "--lease",
             metavar="SECONDS",
-            help="Time without a sign of life after which others take over.",
+            help="Time without a heartbeat after which other workers take over.",
         ),
     ] = 10.0
 
@@ -311,18 +311,16 @@ class WorkerOptions:
         typer.Option(
             "--id",
             metavar="FIELD",
-            help="The field with an event's id: an event with an id that was there is not counted.",
+            help="The field with an event's id; an event with a known id is not counted again.",
         ),
     ] = None
     until_end: Annotated[
         bool,
-        typer.Option(
-            "--until-end", help="End once all messages that are there at the start are scored."
-        ),
+        typer.Option("--until-end", help="End once all messages present at the start are scored."),
     ] = False
     export: Annotated[
         bool,
-        typer.Option("--export", help="Write the scores of the group to --output, and end."),
+        typer.Option("--export", help="Write the scores of the group to --output, and exit."),
     ] = False
 
 
@@ -469,7 +467,7 @@ Buffer = Annotated[
     int | None,
     typer.Option(
         metavar="EVENTS",
-        help="Read a folder or URL of Parquet files chunk by chunk, with about so many events in "
+        help="Read a folder or URL of Parquet files chunk by chunk, with about this many events in "
         "memory; by default 2,000,000, from 5,000,000 rows on.",
     ),
 ]
@@ -477,24 +475,26 @@ Ray = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Run on a Ray cluster in place of local processes: auto, local, HOST:PORT or "
+        help="Run on a Ray cluster instead of local processes: auto, local, HOST:PORT or "
         "ray://HOST:PORT (extra ray).",
     ),
 ]
-Jobs = Annotated[int | None, typer.Option(metavar="N", help="Run in N processes of this machine.")]
+Jobs = Annotated[int | None, typer.Option(metavar="N", help="Run in N local processes.")]
 Folder = Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write.")]
 File = Annotated[
     Path, typer.Option("-o", "--output", metavar="FILE", help="Parquet file to write.")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="A setting of model or training; repeatable."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="A setting of the model or of training; repeatable."
+    ),
 ]
 Truth = Annotated[
     str | None,
     typer.Option(
         metavar="PROCESS",
-        help="The process that generated the data: adds its likelihood and the regret.",
+        help="The process that generated the data; adds its likelihood and the regret.",
     ),
 ]
 Amplitude = Annotated[
@@ -520,9 +520,7 @@ Saved = Annotated[
 ]
 Which = Annotated[
     str | None,
-    typer.Option(
-        metavar="ID", help="The sequence whose events are the history; not needed for a single one."
-    ),
+    typer.Option(metavar="ID", help="The sequence to use; not needed if there is only one."),
 ]
 NOW = (
     "Time of the forecast or explanation, up to which events are known: a number, or a date such "
@@ -533,7 +531,7 @@ Horizon = Annotated[
     str,
     typer.Option(
         metavar="LENGTH",
-        help="How far to look: a number in the data's unit of time, or 4h, 30d, 15min, 1w.",
+        help="Length of the forecast: a number in the data's unit of time, or 4h, 30d, 15min, 1w.",
     ),
 ]
 SplitAt = Annotated[

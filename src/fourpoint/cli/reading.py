@@ -502,7 +502,7 @@ def train_and_dev(
     kept = "the last tenth of the window is"
     if len(part) > 1:
         kept = f"{len(dev):,} of {len(part):,} sequences, drawn with seed {seed}, are"
-    print_notice(f"no dev split: {kept} kept for early stopping")
+    print_notice(f"no dev split: {kept} held out for early stopping")
     return train, dev, part
 
 
@@ -536,7 +536,7 @@ def scored_files(model: PointProcess, events: EventFiles, split: str | None) -> 
     if kept is not None:
         print_notice(
             f"scored: {kept.events:,} of {events.events:,} events in {len(kept):,} of "
-            f"{len(events):,} sequences, which were kept from training; --split all scores "
+            f"{len(events):,} sequences, which were held out from training; --split all scores "
             "everything"
         )
     seen = part.overlap(model)
@@ -592,7 +592,8 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
         if kept.scored_events < kept.events:
             what += " (the end of a sequence, given the events before)"
         print_notice(
-            f"scored: {what}, which were kept from training{stopped}; --split all scores everything"
+            f"scored: {what}, which were held out from training{stopped}; "
+            "--split all scores everything"
         )
     seen = overlap(model, part)
     if seen is not None:

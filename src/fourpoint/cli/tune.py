@@ -88,7 +88,7 @@ def page_of(found: Tuning, source: str) -> Page:
         f"{found.sentence} Scores are of the development data, by which the best was chosen.",
         dark=DARK,
         kicker="fourpoint tune",
-        footer=f"Made by fourpoint tune in {sum(one.seconds for one in found.tried):.0f} seconds.",
+        footer=f"Written by fourpoint tune in {sum(o.seconds for o in found.tried):.0f} seconds.",
     )
     page.numbers(
         [
@@ -108,7 +108,7 @@ def page_of(found: Tuning, source: str) -> Page:
         ["fit", "kind", "model", "nats per event on dev", "seconds", "ended", "settings"],
         rows,
         "A fit that ended early was below the median of others of the same model at the same share "
-        "of their schedules. The row that stands out is the model that was kept.",
+        "of their schedules. The highlighted row is the model that was kept.",
         best_row=place,
     )
     return page

@@ -105,7 +105,7 @@ def _labels(first: int, last: int, by: By, clock: Clock) -> NDArray[np.int64]:
     low, high = ((moment - zero) // span for moment in (first, last))
     if high - low >= MOST_WINDOWS:
         begin, end = (clock.text(int(tick)) for tick in (clock.ticks.min(), clock.ticks.max()))
-        remedy = f"Look for a stray time, or cut by longer units than the {by}."
+        remedy = f"Look for an outlier, or cut by longer units than the {by}."
         raise UserError(f"at most {MOST_WINDOWS:,} windows", f"times from {begin} to {end}", remedy)
     return np.arange(low, high + 2) * span + zero
 
@@ -116,7 +116,7 @@ def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.
         raise UserError(
             "times that leave room for a window around them",
             "a time at the end of what its type can hold",
-            "Mend it.",
+            "Correct it.",
         )
     if clock.zone is None:
         return labels * clock.rate, _names(labels[:-1], by)

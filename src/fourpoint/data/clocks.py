@@ -202,7 +202,7 @@ def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
                 expected,
                 row,
                 f"{tick} ticks of 1/{rate} s since 1970",
-                "Mend or remove the row, or check the unit of the column.",
+                "Correct or remove the row, or check the unit of the column.",
             )
     if last - first >= 2**63:
         remedy = "Write times in microseconds, which reach further."

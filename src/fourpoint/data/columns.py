@@ -115,7 +115,11 @@ class Columns:
             bad = np.flatnonzero(~np.isfinite(values))
             if len(bad):
                 raise self.fault(
-                    name, "finite numbers", int(bad[0]), values[bad[0]], "Remove or mend the row."
+                    name,
+                    "finite numbers",
+                    int(bad[0]),
+                    values[bad[0]],
+                    "Remove or correct the row.",
                 )
         return values
 
@@ -303,7 +307,7 @@ def read_marks(
         if names is None:
             remedy = "Number the types from 0, or write them as text."
         else:
-            remedy = "Mend the mark, or name more types."
+            remedy = "Correct the mark, or name more types."
         raise columns.error(
             f"marks from 0 to {limit - 1}", f"{values[row]} at {columns.table.place(row)}", remedy
         )

@@ -171,7 +171,7 @@ def encode(
     bad = np.flatnonzero(~np.isfinite(values) & ~missing)
     if len(bad):
         row = int(bad[0])
-        raise columns.fault(name, "finite numbers", row, values[row], "Mend or remove the row.")
+        raise columns.fault(name, "finite numbers", row, values[row], "Correct or remove the row.")
     if impute == "mean" and missing.any():
         if missing.all():
             raise columns.error(
@@ -218,7 +218,7 @@ def _indicators(
             f"one of {', '.join(map(repr, known[:8]))}, as in training,",
             row,
             odd[0],
-            "Mend the value, or fit the model again with data that have it.",
+            "Correct the value, or fit the model again with data that have it.",
         )
     if len(known) < 2:
         raise columns.error(
@@ -355,7 +355,7 @@ class _Beside:
                 f"intervals of {self.what} whose start is before their stop",
                 f"{self._shown(starts[row])} to {self._shown(stops[row])} at "
                 f"{self.table.place(row)}",
-                "Mend the row.",
+                "Correct the row.",
             )
         rows = self._rows(columns)
         parts = [np.arange(len(starts))] if rows is None else rows
@@ -369,7 +369,7 @@ class _Beside:
                     f"{self._shown(starts[one])} to {self._shown(stops[one])} at "
                     f"{self.table.place(one)} and {self._shown(starts[two])} to "
                     f"{self._shown(stops[two])} at {self.table.place(two)}",
-                    "Join them into one row, or mend one of them.",
+                    "Join them into one row, or correct one of them.",
                 )
         own = None if rows is None else ordered
         if own is None:
@@ -490,7 +490,7 @@ class _Beside:
             raise self.table.error(
                 f"ids of sequences in column {self.sequence!r}, such as {self.data.ids[0]!r}",
                 f"{', '.join(map(repr, ids[:3])) or 'no rows'}",
-                "Mend the ids, or leave the column out if the table holds for all sequences.",
+                "Correct the ids, or leave the column out if the table holds for all sequences.",
             )
         order = np.argsort(code, kind="stable")
         edges = np.searchsorted(code[order], np.arange(len(ids) + 1))
@@ -648,7 +648,7 @@ def _exposure(data: Dataset, table: _Beside, notes: list[str]) -> Steps:
         raise table.table.error(
             "an exposure of at least 0",
             f"{steps.values[j, 0]:g} from {shown(data.dates(i), float(steps.times[j]))} on",
-            "Mend the value.",
+            "Correct the value.",
         )
     return replace(steps, names=(EXPOSURE,))
 
@@ -738,5 +738,5 @@ def _check_unrecorded(data: Dataset, exposure: Steps) -> None:
             f"no event from {begin} to {end}, when nothing was recorded (exposure 0)",
             f"{shown(dates, float(own[lost[0]]))} at event {int(lost[0])} of sequence "
             f"{data.ids[i]}",
-            "Mend the interval or the exposure, or drop the event.",
+            "Correct the interval or the exposure, or drop the event.",
         )

@@ -35,7 +35,7 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     events | 3
     window | 3 hours
     rate | 1 events per hour
-    gaps | median 30 minutes, nine in ten from 3 to 57
+    gaps | median 30 minutes, 90% interval 3 to 57
     ties | 50.0% of gaps are zero
     marks | none
     """
@@ -69,7 +69,7 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
             a, b, c = (x * SECONDS[data.unit] / SECONDS[suiting] for x in (a, b, c))
         named = f" {suiting}" if suiting else ""
         found += [
-            ("gaps", f"median {b:.3g}{named}, nine in ten from {a:.3g} to {c:.3g}"),
+            ("gaps", f"median {b:.3g}{named}, 90% interval {a:.3g} to {c:.3g}"),
             ("ties", f"{100 * data.tied:.1f}% of gaps are zero"),
         ]
     found.append(("marks", _marks(data, column)))

@@ -3,7 +3,7 @@ what to type next.
 
     fourpoint data inspect calls.csv
 
-Rows need not be in order for a look; where they are not, it says so, and the command to type next
+Rows need not be in order for a look; where they are not, it says so, and the command to run next
 sorts them.
 
 The look also says what kind of event data a table holds. A log without a column of sequences is one
@@ -261,7 +261,7 @@ def _order(reading: Reading) -> str:
                 f"times step back after {when}, by an hour at most: if clocks were set back there, "
                 "name the zone with --timezone; --sort would mix the two hours"
             )
-    return "rows are not in order of time: --sort puts them so"
+    return "rows are not in order of time: --sort sorts them"
 
 
 def _remarks(source: object, reading: Reading) -> list[str]:
@@ -321,8 +321,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
     by_chance = _copies_by_chance(reading, described)
     if copies > AT_PEAKS * by_chance + 3 * by_chance**0.5:
         found.append(
-            f"{copies:,} rows are exact copies of other rows: if they were exported twice, remove "
-            "them, since they would look like clustering"
+            f"{copies:,} {'row is an exact copy' if copies == 1 else 'rows are exact copies'} of "
+            "others: remove rows that were exported twice, since they would look like clustering"
         )
     return found
 
@@ -341,7 +341,7 @@ def _possible_types(names: list[str], held: Mapping[str, pa.ChunkedArray]) -> li
     some = [f"{name!r} ({count} values)" for name, count in list(few.items())[:3]]
     listed = ", ".join(some[:-1]) + " or " if len(some) > 1 else ""
     option = f"--mark {shlex.quote(next(iter(few)))}"
-    return [f"{listed}{some[-1]} could tell types of events apart: {option}, for example"]
+    return [f"{listed}{some[-1]} could be types of events, for example with {option}"]
 
 
 def _constant_columns(
@@ -525,6 +525,7 @@ def _bars(ax: Axes, histogram: Histogram, shade: str) -> None:
 PERIODS = 7  # of the calendar unit that a record has to cover
 FEWEST = {"hour": 2.0, "day": 1.0, "week": 2.0}  # events per window, on average
 HARMONICS = (1, 2)
+PATTERNS = {"hour": "an hourly", "day": "a daily", "week": "a weekly"}
 STANDS_OUT = 6.0  # z of a rhythm: by chance in about one record of 200
 AMPLITUDE = 0.1  # least share of the rate that rises and falls
 FEW_EVENTS = 10  # in half of the sequences: many short ones
@@ -592,16 +593,16 @@ def kind_of(data: Dataset, unit: By | None, by_column: bool) -> str:
     """The kind of data in words.
 
     >>> kind_of(Dataset.from_sequences([]), "day", False)
-    'a log with a rhythm of the day'
+    'a log with a daily pattern'
     """
     if by_column and len(data) > 1:
         short = float(np.median(data.lengths)) < FEW_EVENTS
         return "many short sequences" if short else "several long sequences"
     if unit is not None:
-        return f"a log with a rhythm of the {unit}"
+        return f"a log with {PATTERNS[unit]} pattern"
     if data.marks.box is not None:
         return "a catalogue with places, one long sequence"
-    return "one long log without a rhythm of the calendar"
+    return "one long log without a calendar pattern"
 
 
 def resolution(data: Dataset, clock: Clock | None) -> float:

@@ -429,7 +429,7 @@ def _period(
         raise UserError(
             "a window whose start is before its stop",
             f"{window[0]} to {window[1]}",
-            "Exchange them.",
+            "Swap them.",
         )
     outside = np.flatnonzero((clock.ticks < start) | (clock.ticks >= stop))
     if len(outside):

@@ -92,7 +92,7 @@ def read_places(
         box,
         [
             (
-                f"places: {box} (the bounds that are not given are read off the events; --bounds "
+                f"places: {box} (the bounds that are not given are taken from the events; --bounds "
                 "NAME=LOW:HIGH)"
             )
         ],

@@ -49,7 +49,7 @@ def parse_stamps(column: pa.ChunkedArray, notes: list[str], fault: Fault) -> pa.
     if re.fullmatch(NUMBER, first):
         row = int(pc.index(pc.match_substring_regex(column, f"^{NUMBER}$"), False).as_py())
         if row >= 0:
-            raise fault("numbers", row, str(column[row]), "Mend or remove the row.")
+            raise fault("numbers", row, str(column[row]), "Correct or remove the row.")
     raise fault("numbers or timestamps", 0, first, REMEDY)
 
 
@@ -86,7 +86,7 @@ def _parse_iso(column: pa.ChunkedArray, first: str, fault: Fault) -> pa.ChunkedA
             value,
             "Write all times in one way.",
         )
-    raise fault("a time as ISO 8601 writes it", row, value, "Mend or remove the row.")
+    raise fault("a time as ISO 8601 writes it", row, value, "Correct or remove the row.")
 
 
 def has_zone(text: str) -> bool:
@@ -141,7 +141,10 @@ def _parse_split(
         best = min(american, european, key=lambda parsed: parsed.null_count)
         row = int(pc.index(best.is_null(), True).as_py())
         raise fault(
-            f"times all written as {first!r} is", row, str(column[row]), "Mend or remove the row."
+            f"times all written as {first!r} is",
+            row,
+            str(column[row]),
+            "Correct or remove the row.",
         )
     if american.null_count or european.null_count:
         parsed = european if american.null_count else american
@@ -168,7 +171,7 @@ def _checked(
     day = pc.cast(pc.struct_field(parts, "b" if month_first else "a"), pa.int64())
     wrong = pc.index(pc.not_equal(pc.day(parsed), day), True).as_py()
     if wrong >= 0:
-        raise fault("dates that exist", wrong, str(column[wrong]), "Mend or remove the row.")
+        raise fault("dates that exist", wrong, str(column[wrong]), "Correct or remove the row.")
     return parsed
 
 

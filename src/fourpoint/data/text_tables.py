@@ -111,7 +111,9 @@ def _names(dialect: _Dialect, text: str) -> list[str]:
         )
     except csv.Error as error:
         raise EventDataError(
-            dialect.expected, f"{dialect.path}: {reason(error)} in line 1", "Mend the header line."
+            dialect.expected,
+            f"{dialect.path}: {reason(error)} in line 1",
+            "Correct the header line.",
         ) from error
     if len(names) > MOST_COLUMNS:
         received = f"{dialect.path}: {len(names):,} columns in line 1"
@@ -236,7 +238,7 @@ def _explained(
     if "UTF-8" in what:
         remedy = "Save the file as UTF-8."
     elif where:
-        remedy = "Mend or remove that line."
+        remedy = "Correct or remove that line."
     else:
         remedy = "Check the file, or write it again."
     return EventDataError(
@@ -321,7 +323,7 @@ def _rows(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
             ) from error
         if not isinstance(row, dict):
             raise EventDataError(
-                JSON_LINES, f"{path}: line {number} is no object but {_word(row)}", JSON_REMEDY
+                JSON_LINES, f"{path}: line {number} is not an object but {_word(row)}", JSON_REMEDY
             )
         rows.append(row)
         if len(rows) == HEAD:
@@ -416,7 +418,7 @@ def _parse_json(path: Path, line: int, block: bytes, types: pa.Schema) -> pa.Tab
         raise EventDataError(
             JSON_LINES,
             f"{path}: {reason(ValueError(what))} at {where}",
-            "Mend or remove that line.",
+            "Correct or remove that line.",
         ) from error
 
 

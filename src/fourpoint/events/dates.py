@@ -544,5 +544,5 @@ def _without_unit(duration: object, unit: str) -> UserError:
 
 def _too_many(by: object) -> UserError:
     return UserError(
-        f"at most {MOST_INTERVALS:,} intervals", f"more, of {by!r} each", "Take longer ones."
+        f"at most {MOST_INTERVALS:,} intervals", f"more, of {by!r} each", "Use longer ones."
     )

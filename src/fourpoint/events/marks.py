@@ -56,13 +56,13 @@ class Box:
             i = bad[0]
             received = f"{self.low[i]:g} to {self.high[i]:g} for {self.names[i]!r}"
             raise EventDataError(
-                "finite bounds with low < high on every axis", received, "Mend the bounds."
+                "finite bounds with low < high on every axis", received, "Correct the bounds."
             )
         for name, low, high in zip(self.names, self.low, self.high, strict=True):
             largest = max(abs(low), abs(high))
             if high - low < WIDTHS[0] or largest > WIDTHS[1]:
                 received = f"{low:g} to {high:g} for {name!r}"
-                remedy = "Use another unit, or look for a stray value."
+                remedy = "Use another unit, or look for an outlier."
                 raise EventDataError(
                     f"bounds within {WIDTHS[1]:g} of 0, at least {WIDTHS[0]:g} apart",
                     received,

@@ -53,7 +53,7 @@ class Sequence:
     """One observed sequence of events in the window ``[start, stop)``, in the user's time unit.
 
     ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred``
-    says that the window was read off the events themselves, and then an event may sit at ``stop``.
+    says that the window was taken from the events; an event may then be at ``stop``.
     ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
     them is taken. None: events have no places. ``features`` (N, F) are numbers known of every event
     (a magnitude, an amount). ``context`` is what else is known of the sequence

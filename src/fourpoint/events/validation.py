@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SPLITS = ("train", "dev", "test")
 # Units of time: models compute in float32, with room for squares of rates.
 SHORTEST, LONGEST = 1e-30, 1e30
-SCALE_REMEDY = "Use another unit of time, or look for a stray value."
+SCALE_REMEDY = "Use another unit of time, or look for an outlier."
 
 
 def check_events(d: Dataset) -> None:
@@ -32,7 +32,7 @@ def check_events(d: Dataset) -> None:
     bad = np.flatnonzero(~np.isfinite(d.times))
     if len(bad):
         received = f"{d.times[bad[0]]} at {place_of(d, bad[0])}"
-        raise EventDataError("finite times", received, "Remove or mend the row.")
+        raise EventDataError("finite times", received, "Remove or correct the row.")
     _check_windows(d)
     _check_scale(d)
     _check_order(d)
@@ -41,7 +41,7 @@ def check_events(d: Dataset) -> None:
     if len(unknown):
         i = int(unknown[0])
         received = f"{d.mark_ids[i]} at {place_of(d, i)}"
-        remedy = "Mend the mark, or declare more types."
+        remedy = "Correct the mark, or declare more types."
         raise EventDataError(f"marks from 0 to {d.marks.count - 1}", received, remedy)
     _check_places(d)
     _check_features(d)
@@ -76,7 +76,7 @@ def _check_windows(d: Dataset) -> None:
     if len(wrong):
         i = wrong[0]
         received = f"[{d.starts[i]}, {d.stops[i]}) of sequence {d.ids[i]}"
-        remedy = "Mend its start and stop."
+        remedy = "Correct its start and stop."
         raise EventDataError("a finite window with start < stop", received, remedy)
 
 
@@ -231,7 +231,9 @@ def _check_features(d: Dataset) -> None:
     if len(bad):
         i = int(bad[0])
         received = f"{d.features[i].tolist()} at {place_of(d, i)}"
-        raise EventDataError("finite event features", received, "Mend the value, or drop the row.")
+        raise EventDataError(
+            "finite event features", received, "Correct the value, or drop the row."
+        )
 
 
 def _check_context(d: Dataset) -> None:
@@ -265,12 +267,12 @@ def _check_exposure(d: Dataset, exposure: Steps) -> None:
     if (exposure.values < 0).any():
         j = int(np.argmax((exposure.values < 0).any(1)))
         received = f"{exposure.values[j, 0]:g} from {exposure.times[j]:g} on"
-        raise EventDataError("an exposure of at least 0", received, "Mend the value.")
+        raise EventDataError("an exposure of at least 0", received, "Correct the value.")
     for i in range(len(d)):
         a = int(d.offsets[i])
         own = d.times[a : int(d.offsets[i + 1])]
         lost = np.flatnonzero(exposure.at(i, own)[:, 0] == 0)
         if len(lost):
             received = f"{own[lost[0]]:g} at {place_of(d, a + int(lost[0]))}"
-            remedy = "Mend the intervals, or drop the event."
+            remedy = "Correct the intervals, or drop the event."
             raise EventDataError("events at times that were observed", received, remedy)

@@ -84,8 +84,8 @@ def reason_against(model: PointProcess) -> str | None:
     if model.linear:
         return None
     return (
-        f"{type(model).__name__} remembers every event, so that drawing times inside the ticks "
-        "by its law costs too much"
+        f"{type(model).__name__} depends on every past event, and drawing times within the "
+        "resolution from its distribution is too expensive"
     )
 
 

@@ -111,12 +111,12 @@ class Explanation(Printed):
         many = len(self.names) > 1
         strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
         title = (
-            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}; what it would "
-            f"lose without each of {len(total):,} past events"
+            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}; effects of "
+            f"{len(total):,} past events (the rate minus the rate without the event)"
         )
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("event at", justify="right", style="bold", no_wrap=True)
-        for name in ("mark", "effect", "most of it on")[0 if many else 1 : 3 if many else 2]:
+        for name in ("mark", "effect", "mainly on")[0 if many else 1 : 3 if many else 2]:
             table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)
         when = [f"{time:.6g}" for time in self.times[strongest].tolist()]
         if self.dates is not None:

@@ -279,9 +279,7 @@ class Forecast(Printed):
         table.add_column()
         low, high = (shown(dates, edge) for edge in n.interval)
         middle, mean = (shown(dates, time) for time in (n.median, n.mean))
-        table.add_row(
-            "next event", f"median {middle}, mean {mean}, nine in ten from {low} to {high}"
-        )
+        table.add_row("next event", f"median {middle}, mean {mean}, 90% interval {low} to {high}")
         if self.marks.names:
             best = np.argsort(-n.marks)[:5]
             table.add_row(
@@ -297,7 +295,7 @@ class Forecast(Printed):
             span = f"[{edges[w]}, {end})"
             range_ = f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
             table.add_row(
-                f"events in {span}", f"{c.total_mean[w]:.2f} expected, nine in ten from {range_}"
+                f"events in {span}", f"{c.total_mean[w]:.2f} expected, 90% interval {range_}"
             )
             if len(self.marks.names) > 1:
                 table.add_row("", self._by_mark(w))
@@ -521,17 +519,17 @@ def _notes(model: PointProcess, here: History, end: float, dates: Dates | None) 
         return []
     last = float(knots[0, -1])
     when = f"{last:g}" if dates is None else dates.text(last)
-    return [f"the model's curves of time end at {when}; past it they stay at their last value"]
+    return [f"the model's functions of time end at {when}; after it they keep their last value"]
 
 
 def simulated_until(dates: Dates | None, known: float, begin: float) -> str:
     """What to say where a forecast begins after the end of what is known.
 
     >>> simulated_until(None, 2.0, 3.0)
-    'events are known until 2; what happens from then to 3 is simulated'
+    'events are known until 2; what happens between then and 3 is simulated'
     """
     until, then = shown(dates, known), shown(dates, begin)
-    return f"events are known until {until}; what happens from then to {then} is simulated"
+    return f"events are known until {until}; what happens between then and {then} is simulated"
 
 
 def carried_forward(past: Sequence, end: float) -> list[str]:

@@ -180,7 +180,7 @@ def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> int
 
 def check_table_file(path: Path) -> None:
     """Refuse a file that cannot be written before anything is computed."""
-    expected = f"a file with the ending {' or '.join(ENDINGS)}"
+    expected = f"a file with the extension {' or '.join(ENDINGS)}"
     check_new_file(path, ENDINGS, expected, f"{path.stem or 'forecast'}.parquet")
 
 
@@ -206,7 +206,7 @@ def planned(
             )
     names = [level_name(level) for level in levels]
     if len(set(names)) < len(names):
-        raise UserError("different quantiles", f"{list(levels)}", "Leave out the doubles.")
+        raise UserError("different quantiles", f"{list(levels)}", "Remove the duplicates.")
     if not len(data):
         raise UserError("at least one sequence", "a data set without any", "Read or select some.")
     begin = times_of(data, at, ahead=True)
@@ -357,7 +357,7 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     if knots is None or end <= float(knots[0, -1]) + 1e-9:
         return notes
     when = shown(plan.data.dates(row), float(knots[0, -1]))
-    curves = f"the model's curves of time end at {when}; past it they stay at their last value"
+    curves = f"the model's functions of time end at {when}; after it they keep their last value"
     return [curves, *notes]
 
 

@@ -77,7 +77,7 @@ class Goodness(Printed):
     # the timestamp resolution by which times were dequantised, in the user's unit; 0 for none
     tick: float = 0.0
     dequantised: str = (
-        ""  # "model" (by the model's law given the ticks), "uniform", or "" where times are exact
+        ""  # "model" (drawn from it given the timestamps), "uniform", or "" where times are exact
     )
     inapplicable: str = ""  # why the p-values do not apply, and are NaN
 
@@ -101,9 +101,9 @@ class Goodness(Printed):
         return qq_plot(v.qq.theory, v.qq.observed, v.qq.low, v.qq.high, title=mark or "", ax=ax)
 
     def __rich__(self) -> Table:
-        title = "Goodness of fit (small p-values speak against the model)"
+        title = "Goodness of fit (small p-values are evidence against the model)"
         if self.tick:
-            how = "by the model's law" if self.dequantised == "model" else "uniformly"
+            how = "from the model's distribution" if self.dequantised == "model" else "uniformly"
             title += f"\nTimes are multiples of {self.tick:.4g}: they were dequantised {how}"
         if self.inapplicable:
             title += f"\nThe test does not apply: {self.inapplicable}"
@@ -220,9 +220,9 @@ def _dequantised(model: PointProcess, data: Dataset, seed: int) -> tuple[Dataset
         return uniform, tick, "uniform", ""
     against = reason_against(model)
     if data.context is not None and data.context.exposure is not None:
-        against = "times inside ticks are not drawn by the model's law where there is an exposure"
+        against = "the model does not draw times within the resolution if there is an exposure"
     if against is not None:
-        return uniform, tick, "uniform", f"the rate changes within a tick, and {against}"
+        return uniform, tick, "uniform", f"the rate changes within the resolution, and {against}"
     most = most_events(model)
     some = first_events(beginning(data, most, history=MOST_HISTORY), most + MOST_HISTORY)
     return dequantise(model, some, tick, seed), tick, "model", ""

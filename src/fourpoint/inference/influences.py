@@ -264,9 +264,9 @@ def _of_hawkes(
     notes = []
     if model.event_features is not None:
         limits = limits * model.event_features.mean_factor().detach().numpy()[:, None]
-        notes.append("intervals take the weights of event features as known")
+        notes.append("intervals treat the weights of event features as known")
     if model.log_decay.numel() > 1:
-        notes.append("intervals of several exponentials are sums of their limits: too wide")
+        notes.append("intervals of several exponentials are sums of limits and too wide")
     tests = edge_tests(model, data)
     if tests is None:
         p_values = _from_profiles(model)
@@ -462,7 +462,7 @@ def _of_effects(
         np.add.at(sums, group, effects[mine] - matrix[:, a])
         error[:, a] = np.sqrt((sums**2).sum(0) * count / (count - 1)) / mine.sum()
         freedom[a] = count - 1
-    notes = ["parameters are taken as known: intervals and tests are over events of the data"]
+    notes = ["parameters are treated as known: intervals and tests are over events of the data"]
     if spread is not None:
         error = np.sqrt(error**2 + spread**2)
         notes = ["intervals and tests include the uncertainty of parameters"]

@@ -217,7 +217,7 @@ def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, 
     offspring = float(np.average(found.branching.sum(0), weights=rates))
     unit = data.unit or "time units"
     said = (
-        f"first guess: a Hawkes process with branching ratio {offspring:.2g}, decay time "
+        f"initial fit: a Hawkes process with branching ratio {offspring:.2g}, decay time "
         f"{1 / found.decay:.3g} {unit}"
     )
     return embedded_hawkes(model, found, outside), [said]

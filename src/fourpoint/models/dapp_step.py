@@ -473,8 +473,7 @@ def _unconverged(left: float, width: float, rate: float) -> Unconverged:
     where = f"between {left:g} and {left + width:g} after the start"
     if not math.isfinite(rate):
         return Unconverged(
-            f"expected a finite rate; received {rate} {where}. The model explodes there: fit "
-            "it again."
+            f"expected a finite rate; received {rate} {where}. The model explodes: fit it again."
         )
     return Unconverged(
         f"expected a rate that can be integrated; received one that jumps {where}. Fit the "

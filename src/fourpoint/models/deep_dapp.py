@@ -251,7 +251,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         ]
         if len(rhythms):
             said.append(
-                "rhythms in the data, with modes of their own: "
+                "periods found in the data, with separate modes: "
                 f"{', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}"
             )
         self.tick.fill_(coarse_resolution(gaps))

@@ -967,7 +967,7 @@ def _check_settings(
         raise UserError(
             "positive numbers, q above 1, and p above 1 without a taper",
             f"{positive}",
-            "Mend the settings.",
+            "Correct the settings.",
         )
 
 

@@ -94,7 +94,7 @@ class EventFeatures(nn.Module):
             raise UserError(
                 "event features near those of the training data",
                 f"{shown}, at which the rate overflows",
-                "Mend the value, or give the features in the unit of the training data.",
+                "Correct the value, or give the features in the unit of the training data.",
             )
         return logs.exp()
 

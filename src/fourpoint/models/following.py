@@ -72,5 +72,7 @@ def not_finite(logs: list[float], integral: float, time: float) -> UserError:
     """The error of a rate that is too large, or not a number."""
     received = f"log-rates {logs[:4]} and the integral {integral} at {time!r}"
     return UserError(
-        "a finite rate", received, "The model explodes there: fit it again, or reset the stream."
+        "a finite rate",
+        received,
+        "The model explodes at that time: fit it again, or reset the stream.",
     )

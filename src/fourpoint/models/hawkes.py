@@ -347,7 +347,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         names = ", ".join(self.event_features.spec.names)
         self.feature_ratios = []
         if at_mean < UNEXCITED:
-            return [f"events trigger nothing: the data do not tell what {names} would scale"]
+            return [f"no event triggers others: the data do not determine what {names} would scale"]
         self.feature_ratios = self.event_features.ratios(errors)
         notes = [
             f"an event with one unit more of {one.name} triggers {one.ratio:.3g} times as many "

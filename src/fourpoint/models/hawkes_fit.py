@@ -427,12 +427,10 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
         )
     for u in best.u[used & ((best.u <= span.low) | (best.u >= span.high))]:
         if span.tied and u >= span.high:
-            ties = f"; {data.tied:.0%} of the gaps are 0, which calls for ever faster decays"
+            ties = f"; {data.tied:.0%} of the gaps are 0, which favours ever faster decays"
         else:
             ties = ""
-        said.append(
-            f"the decay {np.exp(u) / unit:.4g} is at the edge of the range that was searched{ties}"
-        )
+        said.append(f"the decay {np.exp(u) / unit:.4g} is at the end of the searched range{ties}")
     if not best.here.curvature.size:
         said.append(f"{line.types} types are too many for standard errors")
     return said

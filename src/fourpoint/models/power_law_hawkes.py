@@ -98,7 +98,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
             raise UserError(
                 "positive numbers, and p above 1",
                 f"{baseline}, {branching}, {c}, p={p}",
-                "Mend the settings.",
+                "Correct the settings.",
             )
         M = self.marks.count
         kind = torch.float64

@@ -380,7 +380,7 @@ def _check_finite(
         raise Unconverged(
             f"expected a finite rate; received {float(lam[i][~torch.isfinite(lam[i])][0])} "
             f"between {float(left[i]):g} and "
-            f"{float(left[i] + h[i]):g} on path {i}. The model explodes there: shorten the "
+            f"{float(left[i] + h[i]):g} on path {i}. The model explodes at that time: shorten the "
             "horizon, or fit it again."
         )
 

@@ -236,7 +236,7 @@ def _window(
             raise ExplosiveRate(
                 "expected a rate with a finite bound; received a bound of "
                 f"{float(top[i]):.3g} at time {float(a[i]):g} on path {i}. "
-                "The model explodes there: shorten the horizon, or fit it again."
+                "The model explodes at that time: shorten the horizon, or fit it again."
             )
         b = shorter
 

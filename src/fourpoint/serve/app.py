@@ -43,11 +43,11 @@ ANYONE = "anyone"  # who acknowledges alarms where there are no tokens
 _bearer = HTTPBearer(auto_error=False, description="A token made by `fourpoint token`.")
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"model": schemas.Problem, "description": "Not what the service can read."},
+    400: {"model": schemas.Problem, "description": "The request cannot be read."},
     401: {"model": schemas.Problem, "description": "No token, or an unknown one."},
     403: {"model": schemas.Problem, "description": "A token without the scope."},
     429: {"model": schemas.Problem, "description": "Too many requests."},
-    503: {"model": schemas.Problem, "description": "Not now: try again."},
+    503: {"model": schemas.Problem, "description": "Temporarily unavailable: try again."},
 }
 NOT_FOUND: dict[int | str, dict[str, Any]] = {
     404: {"model": schemas.Problem, "description": "Unknown."}
@@ -74,7 +74,7 @@ def create_app(service: Service, settings: Settings) -> FastAPI:
     app = FastAPI(
         title="Fourpoint",
         version=fourpoint.__version__,
-        summary="A point process that is served: events in, rates, forecasts and alarms out.",
+        summary="A point process as a service: events in; rates, forecasts and alarms out.",
         docs_url=None,
         redoc_url=None,
         responses=ERRORS,

@@ -172,7 +172,7 @@ def run(folder: Path, port: int, speed: float, *, with_incident: bool = True) ->
     if with_incident:
         live = sorted([*live, *incident()])
         _tell(
-            f"a made-up burst of {DELAYS} long delays at {AIRPORT} is inserted at "
+            f"a simulated burst of {DELAYS} long delays at {AIRPORT} is inserted at "
             f"{INCIDENT:%A %d %B %H:%M} (--no-incident leaves it out)"
         )
     url = f"sqlite:///{_fresh(folder / 'events.db')}"
@@ -183,7 +183,7 @@ def run(folder: Path, port: int, speed: float, *, with_incident: bool = True) ->
     service.engine.present = replay.now
     thread = threading.Thread(target=replay.run, name="fourpoint-replay", daemon=True)
     thread.start()
-    _tell(f"replaying December 2013 at {speed:g} times the speed of time (SPEED=...)")
+    _tell(f"replaying December 2013 at {speed:g} times real time (SPEED=...)")
     _tell(f"the dashboard is at http://127.0.0.1:{port}/ (Ctrl+C ends it)")
     try:
         serve(create_app(service, settings), settings)
@@ -225,7 +225,7 @@ def main(words: Ordered[str] | None = None) -> int:
     asked.add_argument("--port", type=int, default=8000)
     asked.add_argument("--speed", type=float, default=600.0, help="600: ten minutes a second")
     asked.add_argument("--folder", type=Path, default=Path("serve-demo"))
-    asked.add_argument("--no-incident", action="store_true", help="insert no made-up burst")
+    asked.add_argument("--no-incident", action="store_true", help="insert no simulated burst")
     given = asked.parse_args(words)
     try:
         if not 0 < given.speed <= FASTEST:

@@ -16,9 +16,9 @@ class EventIn(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     id: str | int | None = Field(
-        None, description="No two events have the same; makes it safe to send an event again."
+        None, description="Unique for every event, so that sending an event again is safe."
     )
-    entity: str | int | None = Field(None, description="Whose event it is.")
+    entity: str | int | None = Field(None, description="The entity of the event.")
     time: Time
     mark: str | int | None = Field(None, description="The type of the event.")
 
@@ -36,7 +36,7 @@ class Alarm(BaseModel):
     id: int
     time: Time | None
     kind: str = Field(description="burst, silence or drift.")
-    of: str = Field(description="What was watched: entity, type or fleet.")
+    of: str = Field(description="What is monitored: entity, type or fleet.")
     name: str | None
     direction: str | None
     size: float = Field(
@@ -85,7 +85,7 @@ class Entity(BaseModel):
     rate: float = Field(description="Events per unit of time, now.")
     rates: dict[str, float] = Field(description="The same per mark.")
     last_event: Time | None
-    surprise: float = Field(description="How close it is to an alarm, which 1 raises.")
+    surprise: float = Field(description="How close it is to an alarm; at 1 an alarm is raised.")
 
 
 class Entities(BaseModel):

@@ -79,7 +79,7 @@ def check_settings(settings: Settings) -> None:
         )
     for file in (settings.certificate, settings.key):
         if file is not None and not file.is_file():
-            raise UserError("a file in PEM format", f"{file}, which is none", "Check the path.")
+            raise UserError("a file in PEM format", f"{file}, which is not one", "Check the path.")
 
 
 def configuration(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -524,7 +524,9 @@ class SlotEntities:
     def write(self, rows: Changed) -> None:
         """Refused: entities are written by the service."""
         raise UserError(
-            "entities that the service writes", "a bank that writes them", "Report this."
+            "entities that the service writes",
+            "a bank that writes them",
+            "Please report this error.",
         )
 
     def clear(self) -> None:

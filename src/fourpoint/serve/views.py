@@ -486,7 +486,7 @@ class Views:
             few = f"futures are sampled for at most {MOST_AHEAD} entities together"
             return {**nothing, "reason": few if tracks else "no recent events"}
         if engine.times.calendar is not None:
-            return {**nothing, "reason": "the model is one of windows of the calendar"}
+            return {**nothing, "reason": "the model is fitted to calendar windows"}
         paths = _affordable_paths(seen, entity, horizon)
         if paths < FEWEST_PATHS:
             return {**nothing, "reason": "too many events are expected until then"}

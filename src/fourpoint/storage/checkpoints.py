@@ -320,7 +320,9 @@ def _read_file(path: Path) -> bytes:
     try:
         if path.exists() and not path.is_file():
             raise CheckpointError(
-                f"weights in the file {path.name}", f"{path}, which is no file", model_schema.REMEDY
+                f"weights in the file {path.name}",
+                f"{path}, which is not a file",
+                model_schema.REMEDY,
             )
         return path.read_bytes()
     except OSError as error:

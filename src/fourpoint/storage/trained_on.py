@@ -1,7 +1,7 @@
 """What a model was trained on: a fingerprint of every training sequence, kept with the model.
 
 The likelihood of training data says little about new data. So `fit` leaves with the model a hash
-of each sequence that it trained on and of each one that it kept for early stopping (of id, times,
+of each training sequence and of each one that it held out for early stopping (of id, times,
 marks and places; not of the window, which a user may state later), and :func:`overlap` counts how
 much of a data set was seen in training. A lone sequence is not drawn but cut: the model has then
 seen its first events, and the hash of that many events recognises them.

@@ -853,7 +853,7 @@ class StreamBank:
             raise UserError(
                 "finite times",
                 f"{when[bad[0]]} at event {bad[0]} of the call",
-                "Mend or leave out the event.",
+                "Correct or leave out the event.",
             )
         bad = np.flatnonzero((kinds < 0) | (kinds >= count))
         if len(bad):
@@ -926,7 +926,9 @@ class StreamBank:
             return _unintegrable(stop.error)
         received = f"{stop.error.received} of {entity!r}"
         return UserError(
-            "finite rates", received, "The model explodes there: fit it again, or reset the bank."
+            "finite rates",
+            received,
+            "The model explodes at that time: fit it again, or reset the bank.",
         )
 
     def _in_rounds(self, rows: Rows, events: Events, rounds: list[Rows]) -> Scored:
@@ -998,7 +1000,7 @@ class StreamBank:
             raise UserError(
                 "finite rates",
                 received,
-                "The model explodes there: fit it again, or reset the bank.",
+                "The model explodes at that time: fit it again, or reset the bank.",
             )
         return logs, integral
 

@@ -253,7 +253,7 @@ class EntityTable:
             return self.numbers[key][self.row[entity]]
         found = self.read([entity])
         if not found:
-            raise UserError("an entity of this bank", f"{entity!r}", "Look at bank.entities.")
+            raise UserError("an entity of this bank", f"{entity!r}", "See bank.entities.")
         return found[entity][0][key][0]
 
     def changes(self) -> Changes:

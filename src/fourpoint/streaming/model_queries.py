@@ -109,7 +109,7 @@ def check_recorded(history: History, times: Floats) -> None:
         raise UserError(
             "no event while the exposure is 0, when nothing is recorded",
             f"one at {float(times[lost[0]])!r}",
-            "Mend the table of the exposure, or drop the event.",
+            "Correct the table of the exposure, or drop the event.",
         )
 
 

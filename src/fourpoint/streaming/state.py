@@ -88,7 +88,7 @@ def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]
         raise UserError(f"the whole of a {kind}'s state", f"its first {len(state):,} bytes", remedy)
     version, size, digest = LAYOUT.unpack_from(state, len(MAGIC))
     if version != VERSION:
-        remedy = "Use the version of Fourpoint that wrote it, or begin anew without it."
+        remedy = "Use the version of Fourpoint that wrote it, or start again without it."
         raise UserError(f"a state of version {VERSION}", f"version {version}", remedy)
     body = state[first:]
     if len(body) != size:
@@ -183,7 +183,7 @@ def from_tensors(body: bytes) -> tuple[dict[str, Any], Arrays]:
 def damaged(expected: str, received: str) -> UserError:
     """The error for a state whose content cannot be right, though its checksum is."""
     return UserError(
-        f"a state with {expected}", received, "Use the last good state, or begin anew without it."
+        f"a state with {expected}", received, "Use the last good state, or start again without it."
     )
 
 

@@ -211,7 +211,7 @@ def _check_tables(connection: sqlite3.Connection, path: str) -> None:
         "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
     ).fetchall()
     if found != sorted(TABLES.items()):
-        remedy = "Check the path; remove the file to start anew."
+        remedy = "Check the path; remove the file to start again."
         raise UserError(
             "a file of entities written by Fourpoint", f"{path}, which holds other tables", remedy
         )

@@ -522,7 +522,7 @@ class Stream:
             raise UserError(
                 f"a time of at least {self.time!r}, the last one",
                 f"{when!r}",
-                "Sort the events, or begin anew with reset().",
+                "Sort the events, or start again with reset().",
             )
         return when
 
@@ -714,7 +714,7 @@ def finite(time: float) -> float:
     except (TypeError, ValueError):
         when = math.nan
     if not math.isfinite(when):
-        raise UserError("a finite time", f"{time!r}", "Mend or leave out the event.")
+        raise UserError("a finite time", f"{time!r}", "Correct or leave out the event.")
     return when
 
 
@@ -777,7 +777,7 @@ def unknown_feature(model: PointProcess, features: Floats) -> UserError:
     names = () if model.event_features is None else model.event_features.spec.names
     pairs = zip(names, features.tolist(), strict=True)
     name, value = next((pair for pair in pairs if not math.isfinite(pair[1])), ("a feature", 0.0))
-    return UserError(f"a finite {name!r}", f"{value}", "Mend or leave out the event.")
+    return UserError(f"a finite {name!r}", f"{value}", "Correct or leave out the event.")
 
 
 def _name(marks: MarkSpace, mark: int) -> str | None:

@@ -21,7 +21,7 @@ says what an event costs on this machine at this moment, and so how many of them
 further folds, tables and neural models are tried only if what was measured so far leaves time for
 them.
 
-There is clustering beyond the rhythm if excitation has a gain whose interval lies above 0 and
+There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
 is more than EVIDENCE standard errors above 0 and the share of events that follow from others
 matters.
@@ -121,7 +121,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Comparison(Printed):
-    """The steps of the ladder, the one to use, and whether there is clustering beyond the rhythm.
+    """The steps of the ladder, the one to use, and whether there is clustering beyond the calendar.
 
     ``branching`` is the share of events that the Hawkes process ascribes to earlier events, and
     ``lag`` how long after them they come on average, in the data's unit of time. ``evidence`` is
@@ -205,7 +205,7 @@ class Comparison(Printed):
             interval = f"{one.gain_low:+.4f} to {one.gain_high:+.4f}" if n else ""
             name = f"{one.name} *" if one.name == self.recommended else one.name
             table.add_row(name, one.model, f"{one.nats_per_event:.4f}", gain, interval)
-        table.caption = "* the model to use"
+        table.caption = "* recommended model"
         return table
 
     def plot(self, ax: Axes | None = None) -> Axes:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 WHAT = {
     "time": "The time since the start of the window",
     "covariates": "Covariates",
-    "frailty": "A rate of its own for every sequence",
-    "cross-excitation": "Which type excites which",
+    "frailty": "A separate rate for every sequence",
+    "cross-excitation": "Excitation that depends on the types",
     "dapp": "A neural model (DAPP)",
     "deep-dapp": "A deep neural model (Deep DAPP)",
 }
@@ -40,25 +40,24 @@ def _of_step(found: Comparison, step: Step) -> str:
             return "The log is too short for a calendar: less than two days."
         if step.gain_low > 0:
             return f"The calendar ({terms}) explains {amount}."
-        return (
-            f"The calendar ({terms}) explains nothing that is clearly more than chance: {amount}."
-        )
+        return f"The calendar ({terms}) does not clearly explain more than chance: {amount}."
     if step.name == "excitation":
         if step.gain_low > 0:
             return f"Past events explain {amount}{_beyond(found)}."
         if found.clustering_beyond_calendar:
             return (
-                f"Past events help predictions little{_beyond(found)}, {amount}, but the rate "
-                f"follows them more than chance explains ({found.evidence:.1f} standard errors)."
+                f"Past events improve predictions only a little{_beyond(found)}, {amount}, but the "
+                f"rate depends on them more than by chance ({found.evidence:.1f} standard errors)."
             )
-        return f"Past events add nothing{_beyond(found)} that chance does not explain: {amount}."
+        return f"Past events do not explain more than chance{_beyond(found)}: {amount}."
     what = WHAT[step.name]
     adds, does = ("add", "do") if step.name == "covariates" else ("adds", "does")
+    performs = "perform" if step.name == "covariates" else "performs"
     if step.gain_low > 0:
         return f"{what} {adds} {amount}."
     if step.gain_high < 0:
-        return f"{what} {does} worse than the step before: {amount}."
-    return f"{what} {adds} nothing that is clearly more than chance: {amount}."
+        return f"{what} {performs} worse than the previous step: {amount}."
+    return f"{what} {does} not clearly add more than chance: {amount}."
 
 
 def _beyond(found: Comparison) -> str:
@@ -79,12 +78,12 @@ def _verdict(found: Comparison) -> str:
     names = [step.name for step in found.steps]
     if "excitation" not in names:
         return ""
-    rhythm = "the rhythm" if len(found.steps) and names[1] in ("calendar", "time") else "chance"
+    rhythm = "the calendar" if len(found.steps) and names[1] in ("calendar", "time") else "chance"
     if "frailty" in names and found.step("frailty").gain_low > 0:
         rhythm += " and the differences between sequences"
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
-    share = f"about {100 * min(found.branching, 1.0):.0f}% of events follow from earlier ones"
+    share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
     return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
 
 
@@ -96,7 +95,7 @@ def lag_words(found: Comparison) -> str:
 def _how(found: Comparison) -> str:
     step = found.step(found.recommended)
     if step.name == "constant":
-        return ": a constant rate, which nothing clearly beats"
+        return ": a constant rate, since no other model is clearly better"
     if step.name in ("calendar", "time", "covariates"):
         return " (a Poisson process with these effects)"
     if step.name == "frailty":
@@ -115,8 +114,8 @@ def _meaning(found: Comparison) -> str:
             "1.11 times as probable."
         )
     return (
-        f"Compared with a constant rate that is {signed(gain)} nats per event: held-out events are "
-        f"on average exp({number(gain)}) = {math.exp(gain):.3g} times as probable."
+        f"The gain over a constant rate is {signed(gain)} nats per event: held-out events are on "
+        f"average exp({number(gain)}) = {math.exp(gain):.3g} times as probable."
     )
 
 

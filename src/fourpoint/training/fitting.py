@@ -581,7 +581,7 @@ def _remarks(run: Run, recipe: Recipe, steps: int) -> list[str]:
         )
     if run.closed_forms and run.train.scored_events < SMALL:
         few = f"{run.train.scored_events:,} training events are few for a neural model"
-        found.append(f"{few}: it keeps its first weights unless others are clearly better on dev")
+        found.append(f"{few}: it keeps its initial weights unless others are clearly better on dev")
     return found
 
 
@@ -655,8 +655,8 @@ def _device(name: str) -> torch.device:
     if not there.get(name.split(":")[0], False):
         usable = ", ".join(kind for kind, found in there.items() if found)
         raise TrainingError(
-            "a device that is there",
-            f"{name!r} (there: {usable})",
+            "an available device",
+            f"{name!r} (available: {usable})",
             "Choose one of those, or 'auto'.",
         )
     return torch.device(name)

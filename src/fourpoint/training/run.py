@@ -282,7 +282,7 @@ class Run:
         if self.fit.best_step == 0 or not clearly_positive(self.scores - self.guess_scores):
             self.best, self.fit.best_step = self.guess, 0
             self.fit.notes.append(
-                "training found nothing clearly better than the first guess, which is kept"
+                "training found nothing clearly better than the initial fit, which is kept"
             )
 
     def stale(self) -> int:
@@ -374,7 +374,7 @@ class Run:
         gain = own - others[0].scores
         little = float(gain.sum()) <= MATTERS * max(1, self.dev.scored_events)
         if untrained and little and not clearly_positive(gain):
-            return "as good on dev as the first guess"
+            return "as good on dev as the initial fit"
         return ""
 
     def _look_for_peaks(self) -> None:
@@ -439,13 +439,13 @@ class Run:
         """
         self.fit.best = float(one.scores.sum()) / max(1, self.dev.scored_events)
         one.model.trained_on = self.model.trained_on
-        note = f"the closed-form model {one.name} is {why}, and is returned in its place"
+        note = f"the closed-form model {one.name} is {why}, and is returned instead"
         if self.refit is not None:
             if self.time_left(one.seconds):
                 one = self.refit(one)
                 note += ", fitted again to all of the data"
             else:
-                note += "; the time budget does not allow to fit it again to all of the data"
+                note += "; the time budget does not allow fitting it again to all of the data"
         self.fit.model, self.fit.name = one.model, one.name
         self.fit.notes += [*one.notes, note]
 

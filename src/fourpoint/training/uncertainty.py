@@ -137,7 +137,7 @@ def _laplace(
         step = moved[:, first : first + count].reshape(draws, *value.shape)
         found[name] = (value.double() + step).to(value.dtype)
         first += count
-    notes = (f"{size:,} parameters near the output are uncertain; the others are taken as known",)
+    notes = (f"{size:,} parameters near the output are uncertain; the others are treated as known",)
     return Uncertainty("laplace", found, notes)
 
 

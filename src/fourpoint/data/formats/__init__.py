@@ -98,7 +98,7 @@ def guess_target(path: Path) -> str:
         f"{', '.join(f.targets)} ({name})" for name, f in FORMATS.items() if f.targets
     )
     raise UserError(
-        f"a target with an ending that says its format: {known}",
+        f"a target with the extension of its format: {known}",
         f"{path}",
         "Rename it, or say which with --to.",
     )

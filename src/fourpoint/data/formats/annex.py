@@ -3,7 +3,7 @@
 The formats of the field hold times and numbered types, and little else: no observation windows, no
 names of types, no splits, no ids. What we write therefore carries an **annex**, one JSON text in a
 place that the format's own readers ignore (an extra field, a key, metadata, or a file beside the
-data). With it a round trip is exact; without it windows are read off the events (start = min(0,
+data). With it a round trip is exact; without it windows are taken from the events (start = min(0,
 t_1), stop = t_N) and types are called by their numbers.
 
 A :class:`Part` is one file's events, flat and unchecked; :func:`assemble` lays parts end to end and
@@ -176,7 +176,7 @@ def _check_times(parts: list[Part]) -> None:
         bad = np.flatnonzero(~np.isfinite(part.times))
         if len(bad):
             received = f"{part.times[bad[0]]} at {part.place(int(bad[0]))}"
-            raise part.error("finite times", received, "Remove or mend the event.")
+            raise part.error("finite times", received, "Remove or correct the event.")
 
 
 def _unpacked(part: Part) -> Known | None:
@@ -220,7 +220,7 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
     stated = {part.types for part in parts if part.types is not None}
     if len(stated) > 1:
         raise parts[0].error(
-            "one number of types in all files", f"{sorted(stated)}", "Mend dim_process."
+            "one number of types in all files", f"{sorted(stated)}", "Correct dim_process."
         )
     first = parts[0].first
     highest = max(int(part.marks.max(initial=first)) for part in parts)
@@ -243,7 +243,7 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
             raise part.error(
                 f"marks from {first} to {first + types - 1}",
                 received,
-                "Mend the mark, or state more types.",
+                "Correct the mark, or state more types.",
             )
     marks = np.concatenate([part.marks for part in parts]) - first
     if named:

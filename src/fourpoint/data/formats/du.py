@@ -235,6 +235,6 @@ def _floats(
         raise EventDataError(
             f"{what}: finite numbers",
             f"{path}, line {line}: {words[i].as_py()[:40]!r}",
-            "Remove or mend it.",
+            "Remove or correct it.",
         )
     return values

@@ -188,7 +188,7 @@ def _in_memory(rows: object, source: Path, split: str | None) -> Part:
 def _losses(data: Dataset, path: Path) -> list[str]:
     notes = [
         (
-            "EasyTPP reads times and types alone: windows, names of types and ids are in one "
+            "EasyTPP reads only times and types: windows, names of types and ids are in one "
             "more field, which only Fourpoint reads"
         )
     ]

@@ -76,12 +76,12 @@ def write(data: Dataset, path: str | Path) -> list[str]:
         write_whole(target, partial(pq.write_table, table, compression="zstd"))
     notes = [
         (
-            "HoTPP reads times and labels alone: windows and names of types are in the metadata, "
+            "HoTPP reads only times and labels: windows and names of types are in the metadata, "
             "which only Fourpoint reads"
         )
     ]
     return notes + (
-        ["HoTPP turns times into float32 when it reads them"] if _needs_doubles(data) else []
+        ["HoTPP converts times to float32 when it reads them"] if _needs_doubles(data) else []
     )
 
 

@@ -94,7 +94,7 @@ def write(data: Dataset, path: str | Path) -> list[str]:
         write_whole(target, pickle.dumps(content, protocol=4))
     return [
         (
-            "other readers see times and types alone: windows, names of types and ids are under "
+            "other readers see only times and types: windows, names of types and ids are under "
             "one more key, which only Fourpoint reads"
         )
     ]
@@ -106,13 +106,11 @@ def bounded(events: int, most: int, path: Path) -> None:
     """
     Expansion(path, WHAT).check(EVENT * events)
     if events > most:
-        received = (
-            f"{path}: {events:,} events in {most:,} bytes, by naming the same lists again and again"
-        )
+        received = f"{path}: {events:,} events in {most:,} bytes, by repeating the same lists"
         raise EventDataError(
             "at most one event per byte of a pickle",
             received,
-            "Nothing of it was run. Do not trust the file.",
+            "None of it was run. Do not trust the file.",
         )
 
 

@@ -128,7 +128,7 @@ def _flattened(lists: list[Any], name: str, source: Path) -> Flat:
         ), offsets
     except OverflowError as error:
         raise EventDataError(
-            f"numbers in {name!r}", f"{source}: one too large for a float ({error})", "Mend it."
+            f"numbers in {name!r}", f"{source}: one too large for a float ({error})", "Correct it."
         ) from error
 
 
@@ -181,7 +181,7 @@ def _check_gaps(part: Part, gaps: NDArray[np.float64]) -> None:
             f"{gaps[i]} where the times differ by {part.times[i] - part.times[i - 1]}, at "
             f"{part.place(i)}"
         )
-        remedy = f"Mend the one that is wrong, or remove {GAPS!r} to use the times alone."
+        remedy = f"Correct the one that is wrong, or remove {GAPS!r} to use the times alone."
         raise part.error(f"{GAPS!r} to be the differences of {TIMES!r}", received, remedy)
 
 
@@ -194,13 +194,13 @@ def _one(values: list[Any], name: str, source: Path) -> int | None:
     }
     if not all(1 <= value < 2**53 and value == int(value) for value in stated):
         raise EventDataError(
-            f"a whole number from 1 for {name!r}", f"{source}: another", "Mend the rows."
+            f"a whole number from 1 for {name!r}", f"{source}: another", "Correct the rows."
         )
     if len(stated) > 1:
         raise EventDataError(
             f"one value of {name!r} in all rows",
             f"{source}: {sorted(stated)[:5]}",
-            "Mend the rows.",
+            "Correct the rows.",
         )
     return int(stated.pop()) if stated else None
 

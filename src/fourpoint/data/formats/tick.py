@@ -259,7 +259,7 @@ def _nested(timestamps: object, source: Path, most: int | None) -> Part:
         flat = [np.asarray(cell, dtype=np.float64) for cell in cells]
     except OverflowError as error:
         raise EventDataError(
-            f"{WHAT}: times", f"{source}: one too large for a float ({error})", "Mend it."
+            f"{WHAT}: times", f"{source}: one too large for a float ({error})", "Correct it."
         ) from error
     sizes = np.array([len(cell) for cell in flat], dtype=np.int64)
     types = len(inner[0])

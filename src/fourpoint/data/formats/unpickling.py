@@ -77,7 +77,7 @@ def decoded(answer: bytes, source: Path) -> Any:
 
 def _refused(source: Path, fault: str) -> EventDataError:
     remedy = (
-        "Nothing of it was run. If you trust it, load it with Python and write the events as "
+        "None of it was run. If you trust it, load it with Python and write the events as "
         "Parquet or JSON."
     )
     return EventDataError(WHAT, f"{source}, which {fault}", remedy)

@@ -76,9 +76,7 @@ def read(path: str | Path, /, *, mark: Mark = "site") -> tuple[Dataset, list[str
     )
     span = int(days[-1] - days[0]) + 1
     if late:
-        notes = [
-            f"{late:,} events stood after a later one of the same day and were put in order of time"
-        ]
+        notes = [f"{late:,} events came after a later one of the same day and were sorted by time"]
     else:
         notes = []
     if span > len(days):

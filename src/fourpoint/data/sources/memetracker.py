@@ -365,7 +365,7 @@ class _Lines:
             self.skipped += len(bad)
             return
         text = self.texts[int(bad[0])].cast(pa.large_binary()).as_py()[:60]
-        remedy = "Mend the line, or pass over such lines with --set skip=true; they are counted."
+        remedy = "Correct the line, or pass over such lines with --set skip=true; they are counted."
         raise EventDataError(
             expected, f"{self.path}, line {self.first + int(bad[0])}: {text!r}", remedy
         )

@@ -75,7 +75,7 @@ class Sheet:
         return EventDataError(
             expected,
             f"{self.source}, line {line}: {str(received)[:60]!r}",
-            "Remove or mend the row.",
+            "Remove or correct the row.",
         )
 
     def _cast(self, name: str, cast: Callable[[pa.Array], pa.Array], what: str) -> pa.Array:
@@ -196,7 +196,7 @@ def _unparsed(path: Path, what: str, error: Exception) -> EventDataError:
     row = re.search(r"Row #(\d+)", reason)
     line = f", line {_line(path, int(row[1]) - 1)}" if row else ""
     return EventDataError(
-        what, f"{path}{line}, which cannot be read as one ({reason})", "Remove or mend the row."
+        what, f"{path}{line}, which cannot be read as one ({reason})", "Remove or correct the row."
     )
 
 

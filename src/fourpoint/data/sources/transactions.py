@@ -142,9 +142,7 @@ def read_trades(
             float(session[0]),
             float(session[1]),
         )
-    notes = (
-        [f"{late:,} trades stood after a later one and were put in order of time"] if late else []
-    )
+    notes = [f"{late:,} trades came after a later one and were sorted by time"] if late else []
     return cut(days, seconds, source, "trades", notes)
 
 
@@ -277,7 +275,7 @@ def cut(
         raise UserError(
             f"at most {MOST_WINDOWS:,} windows",
             f"{total:,.0f} of {seconds} seconds",
-            "Take longer ones.",
+            "Use longer ones.",
         )
     if not sum(len(times) for times in days.times):
         raise EventDataError(

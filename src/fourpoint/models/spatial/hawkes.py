@@ -158,7 +158,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         M = self.marks.count
         width = torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double()
         remedy = (
-            "Merge rare types, or use --model spatial-dapp, which has no number for every pair."
+            "Merge rare types, or use --model spatial-dapp, which has no parameter for every pair."
         )
         require_memory(
             3 * 8 * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy

@@ -143,7 +143,9 @@ class _OneEntity:
         return {self._name: self._row} if self._name in names else {}
 
     def write(self, rows: object) -> None:
-        raise UserError("a state that is only read", "a bank that writes it", "Report this.")
+        raise UserError(
+            "a state that is only read", "a bank that writes it", "Please report this error."
+        )
 
     def clear(self) -> None:
         self.write([])
@@ -349,7 +351,7 @@ def create_group_app(service: GroupService, settings: Settings) -> FastAPI:
         except OSError:
             return JSONResponse(
                 {
-                    "error": "expected a broker that answers; received none. Send the same events "
+                    "error": "expected a broker that responds; received none. Send the same events "
                     "again, with their ids."
                 },
                 503,

@@ -643,7 +643,7 @@ class GroupStore:
                 if time.monotonic() > until:
                     raise
                 if not told:
-                    self._tell(f"the store does not answer ({error}), and is tried again")
+                    self._tell(f"the store does not respond ({error}), and will be tried again")
                     told = True
                 time.sleep(PAUSE)
 
@@ -706,7 +706,9 @@ class PartitionEntities:
 
     def write(self, rows: Iterable[tuple[str, dict[str, Any], dict[str, Any]]]) -> None:
         """Refused: entities are written with the position of their partition."""
-        raise UserError("entities written by a commit", "a bank that writes them", "Report this.")
+        raise UserError(
+            "entities written by a commit", "a bank that writes them", "Please report this error."
+        )
 
     def clear(self) -> None:
         """Refused, as :meth:`write`."""

@@ -220,7 +220,7 @@ class RedisSource:
                 if time.monotonic() > until:
                     raise OSError(f"{error} (Redis)") from None
                 if not told:
-                    self._tell(f"Redis does not answer ({error}), and is tried again")
+                    self._tell(f"Redis does not respond ({error}), and will be tried again")
                     told = True
                 time.sleep(PAUSE)
 

@@ -314,7 +314,7 @@ def export_scores(url: str, group: str, output: Path) -> int:
         if not store.settings():
             raise UserError(
                 f"a group that has worked with {without_password(url)}",
-                f"{group!r}, of which nothing is there",
+                f"{group!r}, which has no data in the store",
                 "Check --group and --store.",
             )
         events = store.events()

@@ -191,7 +191,7 @@ def score_feed(
             tell(scorer.memory)
         if before is not None:
             lines.resume(before)
-            tell(f"going on after line {before.line:,} of {lines.name}")
+            tell(f"continuing after line {before.line:,} of {lines.name}")
         scores = files.enter_context(closing(Output(output, before)))
         tally = before.tally if before else Tally()
         loop = Loop(lines, scores, scorer, reader, state, settings, every, follow, tell, tally)
@@ -241,7 +241,7 @@ def _check_options(
                 "--output FILE with --state, since a restart cuts the output back to what the "
                 "state knows"
             ),
-            "standard output" if output is None else f"{output}, which is no file",
+            "standard output" if output is None else f"{output}, which is not a file",
             "Name a file with --output, or leave --state out.",
         )
 
@@ -391,7 +391,7 @@ def _check_settings(before: dict[str, Any], now: dict[str, Any], state: Path | N
             raise UserError(
                 f"{_option(name, before.get(name))}, as when {state} was written",
                 _option(name, value),
-                "Use the same options, or another --state and --output to start anew.",
+                "Use the same options, or another --state and --output to start again.",
             )
 
 

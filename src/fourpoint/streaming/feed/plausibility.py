@@ -163,7 +163,7 @@ class TimeCheck:
             "expected"
         )
         remedy = (
-            f"Check its unit; {CONFIRM} such lines in a row are believed, and --max-gap changes "
+            f"Check its unit; {CONFIRM} such lines in a row are accepted, and --max-gap changes "
             "the bound."
         )
         return UserError(f"a time of at most {self._bound():.10g} ({last})", received, remedy)
@@ -176,5 +176,5 @@ class TimeCheck:
     def _not_yet(self, time: float) -> UserError:
         days = 0.0 if self.calendar is None else self.calendar.ahead(time) / SLACK
         received = f"{time:.10g}, which is {days:,.3g} days ahead of this machine's clock"
-        remedy = "Check its unit and the clock; --max-gap none takes any time."
+        remedy = "Check its unit and the clock; --max-gap none accepts any time."
         return UserError("a time that has come", received, remedy)

@@ -240,7 +240,7 @@ def _of_store(path: Path) -> bytes:
     with closing(Store(path, durable=True)) as store:
         found = store.text(FEED)
     if found is None:
-        remedy = "Remove it together with the output to start anew."
+        remedy = "Remove it together with the output to start again."
         raise UserError("a state written by `fourpoint stream`", f"{path} without one", remedy)
     return found
 
@@ -331,11 +331,11 @@ class Output:
             raise UserError(
                 f"the --output that belongs to the state, as it was after {self.written:,} bytes",
                 f"{path} with other content there",
-                "Name the file that was written with this state, or remove both to start anew.",
+                "Name the file that was written with this state, or remove both to start again.",
             )
 
     def _too_short(self, received: str) -> UserError:
-        expected = f"an --output of at least the {self.written:,} bytes that the state speaks of"
+        expected = f"an --output of at least the {self.written:,} bytes recorded in the state"
         return UserError(
-            expected, received, "Put the file back, or remove it and the state to start anew."
+            expected, received, "Put the file back, or remove it and the state to start again."
         )
