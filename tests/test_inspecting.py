@@ -301,7 +301,7 @@ def test_recommended_commands_run_to_their_end(
     scored = run_command(*next_command(fitted.stderr)[1:], "--json")
     found = json.loads(scored.stdout)
     again = "fitted again to all of the data" in fitted.stderr
-    said = "were in the training data" if again else "kept from training"
+    said = "were in the training data" if again else "held out from training"
     assert said in scored.stderr and found["events"] > 0
     assert again or found["events"] < numbers["events"] / 2
     assert np.isfinite(found["log_likelihood_per_event"]) and found["integral_error"] < 1e-3
