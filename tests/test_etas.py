@@ -20,8 +20,17 @@ from fourpoint.cli.main import app
 from fourpoint.events import Box, Context, Dataset, MarkSpace, UserError
 from fourpoint.inference.likelihood import log_likelihoods
 from fourpoint.inference.sampling import sample_paths
+from fourpoint.kernels import conditions
+from fourpoint.models import fit_limits
 from fourpoint.models.etas import ETAS
-from fourpoint.models.etas_fit import Log, evaluated, flat_parameters, put_parameters
+from fourpoint.models.etas_fit import (
+    Log,
+    bounds_of,
+    evaluated,
+    flat_parameters,
+    place_resolution,
+    put_parameters,
+)
 from fourpoint.ops import omori, regions
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (60.0, 40.0)))
@@ -200,6 +209,88 @@ def test_a_fit_recovers_the_truth_and_reports_errors() -> None:
     away = {name: abs(found[name] - truth[name]) / m.errors[name] for name in truth}
     assert max(away.values()) < 4, away
     assert "branching ratio" in " ".join(notes)
+
+
+def scattered(seed: int = 0) -> tuple[ETAS, Dataset]:
+    """A process in a wide region whose background is concentrated in a few places, as that of a
+    subduction zone, and a catalogue of it with magnitudes of one decimal.
+    """
+    wide = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (2500.0, 2500.0)))
+    truth = ETAS(
+        wide, baseline=3.0, productivity=0.1, alpha=1.4, c=0.01, p=1.1, distance=6.0, q=1.9,
+        gamma=0.5, mc=4.0, b=1.0, background="uniform", taper=500.0,
+    )  # fmt: skip
+    random = np.random.default_rng(seed)
+    centres = np.array([400.0, 900.0]) + random.uniform(0, 1, (40, 1)) * np.array([1600.0, 1200.0])
+    kernels = np.column_stack([centres, np.full(40, 40.0**2), np.full(40, 1 / 40)])
+    truth.set_background(torch.from_numpy(kernels))
+    with torch.no_grad():
+        truth.log_background.copy_(torch.tensor([math.log(0.3), math.log(2.7)]))
+    drawn = sample_paths(truth, 0.0, 200.0, 1, seed).data
+    assert drawn.features is not None
+    return truth, replace(
+        drawn,
+        features=np.round(drawn.features, 1),
+        context=Context(scored_from=np.array([20.0])),
+        unit="days",
+    )
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_fit_in_a_wide_region_does_not_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of events that were chosen at the first parameters used to be summed at parameters far
+    from them, where their sums grow without bound.
+    """
+    monkeypatch.setattr(conditions, "TREE_WORK", 1)
+    truth, data = scattered()
+    assert 600 < data.scored_events < 1500
+    m = ETAS(data.marks)
+    notes = fp.fit(m, data, progress=False).notes
+    assert "summed in groups" in " ".join(notes)
+    batch = data.batch()
+    with torch.no_grad():
+        best, found = (
+            float(log_likelihoods(one, batch)["window"].value) / data.scored_events
+            for one in (truth, m)
+        )
+    assert found > best - 0.1
+    e = m.estimates()
+    assert 0.7 < e["alpha"] < 2.1 and 0.9 < e["p"] < 1.4 and 2 < e["d"] < 20
+    assert abs(m.branching_ratio() - truth.branching_ratio()) < 0.25
+
+
+def test_parameters_stay_within_bounds_and_the_fit_says_where_they_end() -> None:
+    data = catalogue(stop=40.0)
+    assert data.places is not None
+    rounded = replace(data, places=np.round(np.array(data.places) / 5) * 5)
+    assert place_resolution(rounded.places) == pytest.approx(5.0)
+    assert place_resolution(data.places) == 0.0
+    m = ETAS(SQUARE, background="uniform", taper=None)
+    notes = " ".join(fp.fit(m, rounded, progress=False).notes)
+    assert "warning: d is at its lower bound" in notes
+    assert m.estimates()["d"] == pytest.approx(2.5, rel=1e-5)
+    assert "d" not in m.errors and {"mu", "alpha"} <= set(m.errors)
+    bounds = bounds_of(m, rounded)
+    point = flat_parameters(m)
+    assert bool((bounds.inside(point) == point).all())
+
+
+def test_a_fit_ends_in_time_and_reports_progress() -> None:
+    data = catalogue(stop=20.0)
+    said: list[tuple[str, float]] = []
+    m = ETAS(SQUARE)
+    m.add_event_features(data)
+    m.initialise(data)
+    with fit_limits.limited(fit_limits.FitLimits(report=lambda *one: said.append(one))):
+        m.maximum_likelihood(data)
+    shares = [share for _, share in said]
+    assert shares == sorted(shares) and 0 <= shares[0] and shares[-1] <= 1 and len(shares) > 5
+    assert all("nats/event" in text for text, _ in said)
+    for background in ("uniform", "kernel"):
+        hasty = ETAS(SQUARE, background=background)
+        notes = " ".join(fp.fit(hasty, data, progress=False, time_budget=1e-9).notes)
+        assert "stopped by the time budget" in notes
+        assert all(math.isfinite(value) for value in hasty.estimates().values())
 
 
 def write_catalogue(folder: Path, *, degrees: bool = False) -> Path:
