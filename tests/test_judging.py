@@ -122,6 +122,13 @@ def test_what_is_injected_is_found_first(clustered, kind):
     table = found.table()
     assert table.column("sequence")[0].as_py() == "odd"
     assert found.to_dict()["ranking"][0]["sequence"] == "odd"
+    words = {
+        "burst": "concentrated in a part of the window",
+        "silence": "fewer events than expected",
+        "regular": "too regular",
+        "stop": "concentrated in a part of the window",
+    }
+    assert table.column("reason")[0].as_py() == words[kind]
 
 
 def test_distance_and_draws_agree_with_scipy():
@@ -167,10 +174,17 @@ def test_the_commands(tmp_path):
     assert json.loads(found.stdout)["log_likelihood_per_event"]["mean"] > 0
     assert picture.stat().st_size > 1000
     table = tmp_path / "odd.csv"
-    words = ["--split", "all", "-o", str(table), "--json"]
+    words = ["-o", str(table), "--json"]
     ranked = run(app, ["anomalies", both[1], *common, *words])
     assert ranked.exit_code == 0, ranked.output
     assert json.loads(ranked.stdout)["ranking"][0]["sequence"] == "odd"
     assert table.read_text().splitlines()[1].startswith('"odd"')
+    assert len(table.read_text().splitlines()) == 42
+    # A model that kept some of the sequences for early stopping ranks all of them too.
+    quick = ["--set", "steps=1", "-o", str(tmp_path / "dapp")]
+    assert run(app, ["fit", *common, "--model", "dapp", *quick]).exit_code == 0
+    ranked = run(app, ["anomalies", str(tmp_path / "dapp"), *common])
+    assert "1 of 41 sequences are anomalous" in " ".join(ranked.output.split())
+    assert "sequences were in the training data" in ranked.output
     wrong = run(app, ["anomalies", both[1], *common, "-o", str(tmp_path / "x.txt")])
     assert wrong.exit_code == 2 and ".parquet" in wrong.output

@@ -174,7 +174,10 @@ def test_places_marks_and_ids_are_part_of_a_sequence(data: Dataset) -> None:
     assert overlap(model, data[:1]) is not None
 
 
-def test_silent_sequences_are_neither_trained_on_nor_lost() -> None:
+def test_silent_sequences_of_training_are_not_held_out() -> None:
+    """Of many customers without purchases nine in ten are trained on; held-out scores that counted
+    all of them would be those of a group that buys less.
+    """
     rows = [
         Sequence([1.0, 2.0], start=0.0, stop=5.0, id="a"),
         Sequence([], start=0.0, stop=5.0, id="b"),
@@ -187,7 +190,7 @@ def test_silent_sequences_are_neither_trained_on_nor_lost() -> None:
     model = Poisson()
     model.trained_on = TrainedOn.of(data[:2], data[3:])
     kept = held_out(model, data)
-    assert kept is not None and kept.ids == ("b", "c", "d")
+    assert kept is not None and kept.ids == ("c", "d")
     model.trained_on = TrainedOn.of(data, data)
     assert held_out(model, data) is None
 

@@ -67,12 +67,25 @@ class Anomalies(Printed):
         """The sequences, the most anomalous first."""
         return np.lexsort((-np.abs(self.events - self.expected), self.p))
 
+    def reason(self, i: int) -> str:
+        """What is unusual about sequence ``i``, by the smallest of its three p-values."""
+        p = (self.p_count[i], self.p_spacings[i], self.p_ks[i])
+        if p[0] == min(p):
+            more = self.events[i] > self.expected[i]
+            return "more events than expected" if more else "fewer events than expected"
+        if p[1] == min(p):
+            total = max(float(self.expected[i]), 1e-9)
+            usual = 2 + 2 * np.expm1(-total) / total  # the mean of 3S under the model
+            return "clusters and silences" if self.spacings[i] > usual else "too regular"
+        return "concentrated in a part of the window"
+
     def table(self) -> pa.Table:
         """All sequences, the most anomalous first, as an Arrow table."""
         rows = self.order
         columns: dict[str, Any] = {"sequence": [self.ids[i] for i in rows.tolist()]}
         for name in ("events", "expected", "spacings", "p_count", "p_spacings", "p_ks", "p", "q"):
             columns[name] = getattr(self, name)[rows]
+        columns["reason"] = [self.reason(i) for i in rows.tolist()]
         return pa.table(columns)
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,14 +101,17 @@ class Anomalies(Printed):
         title = f"{count:,} of {len(self.ids):,} sequences are anomalous (false discovery rate 10%)"
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("sequence", style="bold")
-        for name in ("events", "expected", "3S", "p", "q"):
+        for name in ("events", "expected", "p", "q"):
             table.add_column(name, justify="right")
-        for i in self.order[: max(SHOWN, min(count, 2 * SHOWN))].tolist():
-            numbers = (self.spacings[i], self.p[i], self.q[i])
+        table.add_column("what is unusual")
+        shown = self.order[: max(SHOWN, min(count, 2 * SHOWN))].tolist()
+        for i in shown:
             counts = (f"{self.events[i]:,}", f"{self.expected[i]:.1f}")
-            table.add_row(self.ids[i], *counts, *(f"{x:.3g}" for x in numbers))
-        if self.note:
-            table.caption = self.note
+            numbers = (f"{self.p[i]:.3g}", f"{self.q[i]:.3g}")
+            why = self.reason(i) if self.q[i] <= RATE else ""
+            table.add_row(self.ids[i], *counts, *numbers, why)
+        hidden = f"{count - len(shown):,} more: -o FILE writes all" if count > len(shown) else ""
+        table.caption = "; ".join(filter(None, (hidden, self.note))) or None
         return table
 
 

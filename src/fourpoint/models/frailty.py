@@ -390,8 +390,8 @@ def _silent_notes(
     return [
         f"no sequence is without events, though about {silent:,.0f} of {len(events):,} should be: "
         "if those without events are missing from the file, rates are too high and rate ratios "
-        "and the variance too small; join them to the data in Python, as Sequence([], start=..., "
-        "stop=...)"
+        "and the variance too small; a table of all sequences adds them (--entities FILE, "
+        "entities=)"
     ]
 
 

@@ -39,10 +39,11 @@ class TrainedOn:
 
     @classmethod
     def of(cls, train: Dataset, dev: Dataset) -> TrainedOn:
-        """The fingerprints of both parts; sequences without events have none."""
+        """The fingerprints of both parts."""
         few = [s for s in train if len(s)] if len(train) <= MOST_CUT else []
         beginnings = tuple((len(s), s.stop) for s in few)
-        return cls(np.unique(sequence_hashes(train)), np.unique(sequence_hashes(dev)), beginnings)
+        seen = _hashes(train, np.ones(len(train), dtype=bool))
+        return cls(np.unique(seen), np.unique(sequence_hashes(dev)), beginnings)
 
     def to_dict(self) -> dict[str, Any]:
         """For `model.json`: hashes of 8 bytes, little-endian, in base64."""
@@ -113,8 +114,10 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     if known is None:
         return None
     seen = _seen(known, data)
-    whole = (seen == data.lengths) & (data.lengths > 0)
-    if not seen.any() or (whole | (data.lengths == 0)).all():
+    empty = data.lengths == 0
+    whole = (seen == data.lengths) & ~empty
+    whole[empty] = np.isin(_hashes(data, empty), known.train)
+    if not seen.any() or (whole | empty).all():
         return None
     if not (seen[~whole] > data.lengths[~whole] - data.scored_lengths[~whole]).any():
         return data.select(np.flatnonzero(~whole)) if whole.any() else None
@@ -148,7 +151,12 @@ def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
 
 def sequence_hashes(data: Dataset) -> Hashes:
     """One hash for each sequence with events."""
-    return np.array([_hash(s, len(s)) for s in data if len(s)], dtype=np.uint64)
+    return _hashes(data, data.lengths > 0)
+
+
+def _hashes(data: Dataset, which: NDArray[np.bool_]) -> Hashes:
+    found = (data[int(i)] for i in np.flatnonzero(which))
+    return np.array([_hash(sequence, len(sequence)) for sequence in found], dtype=np.uint64)
 
 
 def _hash(sequence: Sequence, count: int) -> np.uint64:
