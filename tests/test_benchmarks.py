@@ -214,6 +214,7 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "run",
         "easytpp_training",
         "easytpp_models",
+        "hotpp_metrics",
         "leaderboard",
         "budget",
         "gpu",

@@ -38,6 +38,7 @@ SHARED = (
     "run",
     "easytpp_training",
     "easytpp_models",
+    "hotpp_metrics",
     "service_processes",
 )  # what the benchmarks import
 PEERS = {
