@@ -281,6 +281,14 @@ def test_two_thousand_past_events_are_explained_in_pieces() -> None:
     )
 
 
+def test_events_without_an_effect_are_not_listed() -> None:
+    model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)
+    times = np.append(np.arange(0.0, 100.0), 199.0)
+    found = str(explain(model, Sequence(times, start=0.0, stop=200.0)))
+    words = " ".join(found.split())
+    assert "event at effect 199 +0.1353 100 past events have no effect on it" in words
+
+
 def test_explain_refuses_other_marks_and_times_outside() -> None:
     with pytest.raises(UserError, match="inside the window"):
         explain(Poisson(), Sequence([1.0], start=0.0, stop=2.0), 3.0)

@@ -23,7 +23,7 @@ from fourpoint.ops.pairing import paired_gain
 from fourpoint.training import comparing
 from fourpoint.training.comparing import LADDER, Comparison, compare
 from fourpoint.training.comparison_words import number
-from fourpoint.training.held_out import Fold, Scores, between, folds_of, z_score
+from fourpoint.training.held_out import Fold, Scores, between, folds_of, local_variation, z_score
 
 CLOSED = "poisson,calendar,hawkes"
 AMPLE = 600.0  # seconds, so that a slow machine gives the same answers
@@ -263,6 +263,32 @@ def test_bursts_without_a_rhythm_are_clustering_and_no_calendar() -> None:
     )
     assert found.clustering_beyond_calendar and found.recommended == "excitation"
     assert found.step("calendar").gain < 0 and abs(found.branching - 0.6) < 0.08
+    gained = found.step("excitation").nats_per_event - found.step("constant").nats_per_event
+    assert found.harmful and found.step("excitation").gain == pytest.approx(gained)
+    said = " ".join(found.sentences)
+    assert "predicts worse than a constant rate, -0.0" in said
+    assert "left out of the later steps. Past events explain +0." in said
+    assert "beyond the calendar" not in said and "There is clustering beyond chance" in said
+
+
+def test_regular_events_are_told() -> None:
+    """Gaps of a gamma distribution with shape 25 vary by a fifth of their mean."""
+    random = np.random.default_rng(6)
+    minutes = np.cumsum(random.gamma(25.0, 360 / 25, 300))
+    found = compare(log_of(minutes, 90), CLOSED, time_budget=AMPLE, progress=False)
+    assert found.regular and found.local_variation < 0.1 and not found.clustering_beyond_calendar
+    said = " ".join(found.sentences)
+    assert "Events are spaced more evenly than independent ones" in said
+    assert "a model of the time since the last event (rmtpp) can" in said
+
+
+def test_the_local_variation_of_independent_events_is_1() -> None:
+    random = np.random.default_rng(6)
+    gaps = random.exponential(1.0 + np.sin(np.arange(4000) / 300) ** 2)
+    several = [Sequence(np.cumsum(part), stop=float(part.sum())) for part in np.split(gaps, 40)]
+    for sequences in ([Sequence(np.cumsum(gaps), stop=float(gaps.sum()))], several):
+        value, error = local_variation(Dataset.from_sequences(sequences))
+        assert abs(value - 1) < 3 * error and error < 0.03
 
 
 class PretendedTime:

@@ -453,6 +453,14 @@ def test_a_column_of_times_of_day_is_told() -> None:
     assert any("'Uhrzeit' holds times of day" in note for note in found.reading.notes)
 
 
+def test_a_column_of_magnitudes_is_told() -> None:
+    table = {"time": ["2024-05-01", "2024-05-02", "2024-05-04"], "Mag": [2.5, 3.1, 2.7]}
+    said = " ".join(inspect(table).reading.notes)
+    assert "'Mag' may be the magnitude of earthquakes: fit --model etas" in said
+    words = {**table, "Mag": ["low", "high", "low"]}
+    assert "etas" not in " ".join(inspect(words).reading.notes)
+
+
 def test_a_column_of_customers_is_told() -> None:
     stamps = [f"2025-01-06 08:{i:02d}:00" for i in range(40)]
     names = [f"c{i % 7}" for i in range(40)]

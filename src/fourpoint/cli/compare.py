@@ -102,8 +102,13 @@ def _files(output: Path | None) -> tuple[Path | None, Path | None]:
 
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:
     """The command that fits the recommended model."""
+    from fourpoint.training.comparison_words import CLOSED_FORMS
+
     step = found.step(found.recommended)
-    words = ["fourpoint", "fit", source, *reading.typed(), "--model", step.model]
+    model = step.model
+    if found.regular and model in CLOSED_FORMS:
+        model = "rmtpp"
+    words = ["fourpoint", "fit", source, *reading.typed(), "--model", model]
     names = [one.name for one in found.steps]
     useful = "calendar" in names and found.step("calendar").gain > 0
     if found.calendar and useful and found.recommended != "constant":

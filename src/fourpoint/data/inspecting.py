@@ -59,6 +59,7 @@ MOST_TYPES, FEWEST_OF_TYPE = 30, 20  # values of a column of types, and rows for
 AT_PEAKS = 2.0  # times as many copies by chance as at a constant rate, where the rate has a rhythm
 MANY_TIES, TIMES_CHANCE = 0.02, 10.0  # share of zero gaps to remark on, and times that of chance
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
+MAGNITUDES = ("magnitude", "mag")  # columns of an earthquake catalogue
 ENTITIES_TEXT = """
     customer user client patient machine device account member store shop branch service server host
     node site sensor station vehicle post thread case employee student household
@@ -290,6 +291,13 @@ def _remarks(source: object, reading: Reading) -> list[str]:
                 )
     if roles.sequence is None and roles.calendar is None:
         for name in names:
+            kind = held[name].type
+            number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
+            if number and plain_name(name) in MAGNITUDES:
+                found.append(
+                    f"{name!r} may be the magnitude of earthquakes: fit --model etas fits a model "
+                    "of aftershocks to it"
+                )
             count = len(held[name].unique())
             if _is_entity(name) and 1 < count < len(held[name]):
                 found.append(

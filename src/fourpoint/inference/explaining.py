@@ -33,6 +33,7 @@ PIECE = 16_384  # events that are encoded at once
 ROUNDING = 16  # roundings of a rate that a difference of two rates may hold
 VISIBLE = 1e-3  # share of the largest effect that a plot can show
 SHOWN = 15  # events in the printed table
+NEGLIGIBLE = 1e-6  # share of the rate below which an effect is not listed
 SHOWN_MODES = 5  # modes below it
 
 
@@ -109,9 +110,12 @@ class Explanation(Printed):
     def __rich__(self) -> Table:
         total = self.effects.sum(1)
         many = len(self.names) > 1
-        strongest = np.argsort(-np.abs(self.effects).sum(1), kind="stable")[:SHOWN]
+        size = np.abs(self.effects).sum(1)
+        listed = int((size > NEGLIGIBLE * self.rate.sum()).sum())
+        strongest = np.argsort(-size, kind="stable")[: min(SHOWN, listed)]
+        per = "" if self.dates is None else f" events per {self.dates.unit.removesuffix('s')}"
         title = (
-            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}; effects of "
+            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}{per}; effects of "
             f"{len(total):,} past events (the rate minus the rate without the event)"
         )
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
@@ -129,9 +133,11 @@ class Explanation(Printed):
                 f"{self.names[most]} ({self.effects[n, most]:+.3g})",
             )
             table.add_row(date, *(cells if many else cells[1:2]))
-        said = (
-            [f"and {len(total) - len(strongest):,} weaker"] if len(total) > len(strongest) else []
-        )
+        said = []
+        if listed > len(strongest):
+            said.append(f"and {listed - len(strongest):,} weaker")
+        if len(total) > listed:
+            said.append(f"{len(total) - listed:,} past events have no effect on it")
         said += [_in_words(mode) for mode in self.modes[:SHOWN_MODES]]
         table.caption = "\n".join(said) or None
         return table

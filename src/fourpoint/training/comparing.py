@@ -65,6 +65,7 @@ from fourpoint.training.held_out import (
     Scores,
     between,
     folds_of,
+    local_variation,
     one_type,
     z_score,
 )
@@ -88,6 +89,7 @@ TIME_BUDGET = 60.0
 FEWEST = 20  # events below which nothing can be compared
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
+REGULAR, CLEARLY = 0.8, 4.0  # local variation, and standard errors below 1, of regular events
 TRIGGERED = 0.03  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
 MOST_TYPES = 12  # with a table of who excites whom
@@ -108,7 +110,7 @@ FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored o
 @dataclass(frozen=True)
 class Step:
     """One explanation: its name, the model that has it, its score, and its gain over the step
-    before with the ends of a 95% interval, all in nats per held-out event.
+    before that it builds on with the ends of a 95% interval, all in nats per held-out event.
     """
 
     name: str
@@ -127,7 +129,10 @@ class Comparison(Printed):
     ``lag`` how long after them they come on average, in the data's unit of time. ``evidence`` is
     how many standard errors the derivative of the likelihood towards excitation lies above 0.
     ``units`` are the sequences or blocks of time that intervals are based on, ``held_out`` the
-    events that were scored.
+    events that were scored. ``harmful`` says that the calendar predicts worse than a constant rate:
+    the steps after it do not have it, and the gain of the first of them is over the constant rate.
+    ``local_variation`` is that of the gaps (`training.held_out.local_variation`), and ``regular``
+    says that it is clearly below the 1 of independent events.
     """
 
     steps: tuple[Step, ...]
@@ -144,6 +149,9 @@ class Comparison(Printed):
     time_budget: float
     seconds: float
     notes: tuple[str, ...] = field(default=())
+    harmful: bool = False
+    local_variation: float = 1.0
+    regular: bool = False
 
     def step(self, name: str) -> Step:
         """The step with this name."""
@@ -178,9 +186,12 @@ class Comparison(Printed):
             "clustering_beyond_calendar": self.clustering_beyond_calendar,
             "sentences": self.sentences,
             "calendar": list(self.calendar),
+            "harmful": self.harmful,
             "branching": self.branching,
             "lag": self.lag,
             "evidence": self.evidence,
+            "local_variation": self.local_variation,
+            "regular": self.regular,
             "unit": self.unit,
             "held_out_events": self.held_out,
             "units": self.units,
@@ -732,9 +743,10 @@ class _Ladder:
         first = rungs[0]
         nats = sum(float(scores.sum()) for scores in first.scores.values()) / max(held_out, 1.0)
         steps = [Step(first.name, first.model, nats, 0.0, 0.0, 0.0)]
-        for earlier, later in zip(rungs[:-1], rungs[1:], strict=True):
-            gain = self._gain(later, earlier)
-            nats += gain.mean
+        for n, later in enumerate(rungs[1:]):
+            before = 0 if n == 1 and self.harmful else n
+            gain = self._gain(later, rungs[before])
+            nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
         branching, lag = 0.0, math.nan
         if self.found:
@@ -743,6 +755,7 @@ class _Ladder:
             self._tell_of_doubles(branching, lag)
         evidence = z_score(np.concatenate(self.evidence)) if self.evidence else 0.0
         few = self.folds[0].edges is None
+        variation, error = local_variation(self.shown)
         return Comparison(
             tuple(steps),
             self._recommended(rungs),
@@ -758,6 +771,9 @@ class _Ladder:
             self.clock.budget,
             self.clock.elapsed,
             tuple(self.notes),
+            self.harmful,
+            variation,
+            variation < REGULAR and variation < 1 - CLEARLY * error,
         )
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:

@@ -10,6 +10,7 @@ from fourpoint.events.dates import span_words
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
 
+CLOSED_FORMS = ("poisson", "frailty", "hawkes")
 WHAT = {
     "time": "The time since the start of the window",
     "covariates": "Covariates",
@@ -26,6 +27,7 @@ def sentences(found: Comparison) -> list[str]:
     """
     said = [_of_step(found, step) for step in found.steps[1:]]
     said.append(_verdict(found))
+    said.append(_of_regularity(found))
     said.append(f"Use: {found.recommended}{_how(found)}.")
     said.append(_meaning(found))
     return [one for one in said if one]
@@ -38,6 +40,11 @@ def _of_step(found: Comparison, step: Step) -> str:
         terms = ", ".join(found.calendar)
         if not terms:
             return "The log is too short for a calendar: less than two days."
+        if found.harmful:
+            return (
+                f"The calendar ({terms}) predicts worse than a constant rate, {amount}, and is "
+                "left out of the later steps."
+            )
         if step.gain_low > 0:
             return f"The calendar ({terms}) explains {amount}."
         return f"The calendar ({terms}) does not clearly explain more than chance: {amount}."
@@ -62,7 +69,7 @@ def _of_step(found: Comparison, step: Step) -> str:
 
 def _beyond(found: Comparison) -> str:
     names = [step.name for step in found.steps]
-    before = names[1 : names.index("excitation")]
+    before = names[2 if found.harmful else 1 : names.index("excitation")]
     words = {
         "calendar": "the calendar",
         "time": "the time of the window",
@@ -78,13 +85,29 @@ def _verdict(found: Comparison) -> str:
     names = [step.name for step in found.steps]
     if "excitation" not in names:
         return ""
-    rhythm = "the calendar" if len(found.steps) and names[1] in ("calendar", "time") else "chance"
+    has_rhythm = names[1] in ("calendar", "time") and not found.harmful
+    rhythm = "the calendar" if has_rhythm else "chance"
     if "frailty" in names and found.step("frailty").gain_low > 0:
         rhythm += " and the differences between sequences"
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
     return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
+
+
+def _of_regularity(found: Comparison) -> str:
+    if not found.regular:
+        return ""
+    said = (
+        "Events are spaced more evenly than independent ones: neighbouring gaps differ less, with "
+        f"a local variation of {found.local_variation:.2f} in place of 1."
+    )
+    if found.step(found.recommended).model in CLOSED_FORMS:
+        said += (
+            " A Poisson or Hawkes process cannot represent this, and its intervals of counts are "
+            "too wide: a model of the time since the last event (rmtpp) can."
+        )
+    return said
 
 
 def lag_words(found: Comparison) -> str:
