@@ -46,7 +46,7 @@ _COVARIATES = {"nyc_delays_log": "nyc_weather.parquet"}  # tables beside the eve
 
 
 def available() -> dict[str, str]:
-    """The embedded data sets, each name with a line that describes it.
+    """The names of the embedded data sets, each with a description.
 
     >>> list(available())
     ['nyc_delays', 'nyc_delays_log', 'nyc_delays_days', 'earthquakes']
@@ -55,8 +55,8 @@ def available() -> dict[str, str]:
 
 
 def load(name: str) -> Dataset:
-    """An embedded data set by its name. An unknown name is a :class:`UserError` with the nearest
-    one.
+    """Load an embedded data set by its name. An unknown name raises :class:`UserError` with the
+    nearest one.
 
     >>> data = load("nyc_delays")
     >>> len(data), data.marks.names[0], data.unit

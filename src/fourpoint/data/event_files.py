@@ -73,7 +73,7 @@ class Chunk(NamedTuple):
 
 
 def scan(source: str | Path, asked: Asked = GUESS, **reading: Any) -> EventFiles:
-    """Open the Parquet files of a folder or URL, of which a chunk at a time is read.
+    """Open the Parquet files of a folder or URL, to be read chunk by chunk.
 
     Args:
         source: a folder (with all folders in it), a file, or a URL that pyarrow or fsspec knows.

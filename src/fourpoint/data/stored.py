@@ -32,12 +32,11 @@ AGAIN = "Write the file again with fourpoint.write, or remove the metadata 'four
 
 
 def write(data: Dataset, path: str | Path) -> None:
-    """Write ``data`` as Parquet so that :func:`read` gives it back exactly, with windows, names and
-    empty sequences.
+    """Write ``data`` as Parquet, from which :func:`read` restores it exactly, with windows, names
+    and empty sequences.
 
-    The file appears whole or not at all: it is written under a temporary name and renamed. Fails
-    with
-    :class:`UserError` where the folder is missing or two sequences share an id.
+    The file appears complete or not at all: it is written under a temporary name and renamed.
+    Raises :class:`UserError` if the folder is missing or two sequences share an id.
 
     >>> import tempfile
     >>> from fourpoint.data.readers import read

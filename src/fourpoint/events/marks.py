@@ -20,8 +20,8 @@ WIDTHS = (1e-30, 1e30)  # what models compute in float32
 
 @dataclass(frozen=True)
 class Box:
-    """A box in R^k: what continuous marks such as longitude and latitude, or a magnitude, range
-    over; both ends belong to it.
+    """A closed box in R^k: the range of continuous marks such as longitude and latitude, or a
+    magnitude.
 
     >>> box = Box(("longitude", "latitude"), (-10.0, 40.0), (30.0, 60.0))
     >>> box.dimension, box.volume, str(box)
@@ -113,8 +113,7 @@ class Box:
 
 @dataclass(frozen=True)
 class MarkSpace:
-    """The values a mark may take: none, one of M named types, a place in a box, or a type and a
-    place.
+    """The values that a mark can take: none, one of M named types, a location in a box, or both.
 
     >>> MarkSpace.categorical(["fire", "medical"]).count
     2

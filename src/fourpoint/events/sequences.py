@@ -53,12 +53,12 @@ class Sequence:
     """One observed sequence of events in the window ``[start, stop)``, in the user's time unit.
 
     ``times`` are non-decreasing float64, ``marks`` integers below ``space.count``. ``inferred``
-    says that the window was taken from the events; an event may then be at ``stop``.
-    ``places`` (N, k) are where events were, in the box of ``space``; without one the box around
-    them is taken. None: events have no places. ``features`` (N, F) are numbers known of every event
-    (a magnitude, an amount). ``context`` is what else is known of the sequence
-    (:mod:`fourpoint.events.context`), with one row. ``dates`` converts its times to dates, where it
-    belongs to a data set that was read from timestamps.
+    says that the window was taken from the events; an event may then be at ``stop``. ``places`` (N,
+    k) are the locations of the events, in the box of ``space``, by default the box around them;
+    None if events have no locations. ``features`` (N, F) are numbers that describe every event (a
+    magnitude, an amount). ``context`` holds the covariates, exposure and origin of the sequence
+    (:mod:`fourpoint.events.context`), with one row. ``dates`` converts its times to dates, if the
+    sequence belongs to a data set that was read from timestamps.
 
     >>> s = Sequence([0.5, 2.0], start=0.0, stop=4.0)
     >>> len(s), s.duration
@@ -224,10 +224,10 @@ class Sequence:
 class Dataset:
     """Many sequences, stored flat: sequence i owns events ``offsets[i]:offsets[i + 1]``.
 
-    Construction checks everything and raises :class:`EventDataError` with sequence, event and
-    value. ``splits`` names each sequence's part ("train", "dev" or "test") or is None; ``unit`` is
-    a label for axes. ``log`` says which columns the events were read from and what their times
-    mean, where that is known.
+    The constructor validates all arrays and raises :class:`EventDataError` with sequence, event and
+    value. ``splits`` names the part of each sequence ("train", "dev" or "test") or is None;
+    ``unit`` is a label for axes. ``log`` describes the columns from which the events were read and
+    the meaning of their times, if known.
 
     >>> data = Dataset.from_sequences(
     ...     [Sequence([1.0, 2.0], start=0, stop=3), Sequence([], start=0, stop=3)]

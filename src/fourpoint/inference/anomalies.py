@@ -123,7 +123,7 @@ def anomalies(
     seed: int = 0,
     progress: bool = False,
 ) -> Anomalies:
-    """How unlikely each whole sequence is under a fitted model.
+    """Compute how unlikely each whole sequence is under a fitted model.
 
     Args:
         draws: of the Poisson process that each sequence is compared with. Sequences whose p-value

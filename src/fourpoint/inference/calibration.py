@@ -75,24 +75,24 @@ def calibrate(
     seed: int = 0,
     progress: bool = False,
 ) -> Calibration:
-    """Find the levels at which the regions of ``model`` cover, and keep them as
+    """Find the levels at which the regions of ``model`` have the stated coverage, and store them as
     ``model.calibration``.
 
-    `forecast`, `forecasts`, `prediction_scores` and streams use them from then on, and `save` keeps
-    them. Fit the model anew, or set ``model.calibration = None``, to be rid of them.
+    `forecast`, `forecasts`, `prediction_scores` and streams then use them, and `save` saves them.
+    To remove them, fit the model again or set ``model.calibration = None``.
 
     Args:
         data: sequences that were not in training: the dev part, or another one. It must not be the
             part on which coverage is measured afterwards.
         method: "split" for exchangeable sequences, "adaptive" for one long log, "auto": split from
             20 sequences on.
-        horizon, windows: calibrate the number of events in each of so many equal windows of a
-            horizon too, a number in the data's unit of time or a duration such as "7d".
-        events, origins: how many events, and how many forecasts of counts, to look at, at most.
+        horizon, windows: also calibrate the number of events in this many equal windows of a
+            horizon, a number in the data's unit of time or a duration such as "7d".
+        events, origins: the largest number of events, and of forecasts of counts, to use.
         paths: futures of each forecast of counts.
 
-    Of fewer sequences than a level needs (9 for 90%) split levels are 1: regions are then all
-    times, which is all that such data can promise.
+    With fewer sequences than a level needs (9 for 90%), split levels are 1, and regions contain all
+    times.
 
     Raises :class:`UserError` where the data was in training, has no events, or has no window as
     long as the horizon.
@@ -219,8 +219,8 @@ def coverage(
 
     Args:
         level: the stated probability.
-        events: how many events to look at, drawn at random (the first, if levels are adaptive); all
-            by default.
+        events: the number of events to use, drawn at random (the first ones, if levels are
+            adaptive); all by default.
 
     Raises :class:`UserError` where the model is not calibrated.
 

@@ -125,8 +125,7 @@ def difference(
     seed: int = 0,
     progress: bool = False,
 ) -> Difference:
-    """By how much ``first`` is better than ``second`` on the same data, which neither was trained
-    on.
+    """Compare ``first`` with ``second`` on the same data, which neither was trained on.
 
     Args:
         events: at how many events, drawn at random, the CRPS of the next time is compared.

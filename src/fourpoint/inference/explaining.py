@@ -150,8 +150,8 @@ def explain(
     *,
     progress: bool = False,
 ) -> Explanation:
-    """What each event of ``sequence`` up to and including ``at`` adds to the rate of ``model`` just
-    after that time.
+    """The effect of each event of ``sequence`` up to and including ``at`` on the rate of ``model``
+    just after that time.
 
     ``at`` is in the user's unit of time, or a date where the sequence has dates; the end of the
     sequence's window by default. A model that sums over the past (unnormalised DAPP) answers in

@@ -317,8 +317,8 @@ def forecast(
     uncertainty: Uncertainty | None = None,
     progress: bool = False,
 ) -> Forecast:
-    """What ``model`` expects after the events of ``sequence`` up to and including ``at``, until
-    ``at + horizon``; or between times that lie after the end of the sequence.
+    """Forecast the events from ``at`` to ``at + horizon``, given the events of ``sequence`` up to
+    and including ``at``; both times may lie after the end of the sequence.
 
     Args:
         horizon: how far to look, in the user's unit of time, or a duration such as "4h" where the

@@ -191,8 +191,8 @@ def marginal_log_likelihood(
     *,
     futures: int = FUTURES,
 ) -> Marginal:
-    """The log-likelihood of the observed events under ``model``, whatever happened in recording
-    gaps: the mean of the likelihood over ``futures`` drawn for every gap.
+    """The log-likelihood of the observed events under ``model``, with the unknown events of
+    recording gaps integrated out: the mean of the likelihood over ``futures`` drawn for every gap.
 
     For a process without memory it is the likelihood over observed time, and for data without gaps
     that of `evaluate`. Raises as :func:`impute` does.

@@ -167,10 +167,10 @@ def sample_paths(
     progress: bool = False,
     time_left: Callable[[], bool] | None = None,
 ) -> Paths:
-    """As :func:`sample`, with the acceptance rate and the capped paths beside the data.
+    """Like :func:`sample`, but return the acceptance rate and the truncated paths with the data.
 
-    ``time_left`` is asked again and again while paths are drawn: where it says no, they end where
-    they are (``Paths.unfinished``).
+    ``time_left`` is called repeatedly while paths are drawn; when it returns False, the paths are
+    stopped (``Paths.unfinished``).
 
     >>> from fourpoint.models.poisson import Poisson
     >>> print(sample_paths(Poisson(), 0.0, 5.0, 100, seed=1))

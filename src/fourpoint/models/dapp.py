@@ -82,8 +82,8 @@ class DAPP(PointProcess[DAPPHistory]):
         values: "mark" (a constant per mark), "linear" in (t, m) as in the paper, or "affine".
         score: "fourier" (the learned spectrum), "dot" (a product of projected events) or "neural"
             (a network on them).
-        keep: eta, how many past events each head remembers (ODAPP, `ops.selection`): a number, or
-            a share of the longest training sequence such as .5; None: all of them.
+        keep: eta, the number of past events that each head remembers (ODAPP, `ops.selection`), or a
+            share of the longest training sequence such as .5; None for all events.
         link: "exp", "softplus" (with a learned scale) or "identity" (everything non-negative: a
             Hawkes process).
         base: mu, "constant" per mark, "spline" in time, or "auto": a spline where all windows have
@@ -98,8 +98,7 @@ class DAPP(PointProcess[DAPPHistory]):
         draw: "even" (a shifted Sobol set) or "independent" noise.
         seed: of the initial weights.
 
-    Fails with :class:`UserError` where a choice is unknown or where two of them contradict each
-    other.
+    Raises :class:`UserError` if a value is unknown or two values contradict each other.
 
     >>> from fourpoint.events import Sequence
     >>> model = DAPP(features=8, eval_features=64).eval()

@@ -82,17 +82,17 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         layers, width: L layers on tokens of H numbers.
         modes: J modes per layer.
-        gated: whether events decide what is kept of the past and how fast time runs after them.
-        rhythms: at most so many frequencies are taken from the data.
+        gated: whether events control how much of the past state is kept and how fast it evolves.
+        rhythms: the largest number of frequencies taken from the data.
         sinusoids: octaves of sinusoids in the logarithm of elapsed time; 0 for none.
         dropout: the share of activations that is dropped while training.
-        event_dropout, mark_dropout: the share of events that leave no trace in the states, and of
-            those whose mark is hidden, while training.
+        event_dropout, mark_dropout: in training, the share of events that are dropped from the
+            states, and the share of events whose mark is dropped.
         form: "scan" in O(n), or "dense" from all pairs, for short sequences and for tests.
         seed: of the initial weights.
 
-    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size
-    is below 1 or a share is not one.
+    ``recipe`` holds the default settings of `fit` for this model. Raises :class:`UserError` if a
+    size is below 1 or a share is not between 0 and 1.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = (

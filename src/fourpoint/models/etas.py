@@ -126,8 +126,8 @@ class ETASHistory(History):
 class ETAS(PointProcess[ETASHistory]):
     """Epidemic-type aftershock sequence, in time, or in time and space where the marks have a box.
 
-    Arguments
-        marks: a mark space of one type; its box, in km, is the region that was observed.
+    Args:
+        marks: a mark space of one type; its box, in km, is the observed region.
         baseline: mu, events per unit of time in the whole region.
         productivity: K, mean number of direct offspring of an event of magnitude m_c.
         alpha: of magnitudes in the productivity.

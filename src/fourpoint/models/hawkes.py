@@ -82,21 +82,22 @@ class HawkesHistory(History):
 
 
 class Hawkes(PointProcess[HawkesHistory]):
-    """Exponential Hawkes process, whose J decays all pairs of types share.
+    """Exponential Hawkes process with J decays that are shared by all pairs of types.
 
     Args:
         marks: the mark space.
         baseline: mu in events per unit of time, one number or one per type.
-        branching: alpha, the offspring of one event: one number, shared out evenly over types and
-            decays, or a table (M, M), for several decays (J, M, M), with the exciting type last.
+        branching: alpha, the expected offspring of one event: one number, divided evenly over types
+            and decays, or a table (M, M), for several decays (J, M, M), with the exciting type as
+            the last axis.
         decay: beta per unit of time: one number, around which several decays lie a factor of 10
             apart, or J numbers.
         exponentials: J.
 
-    They are starting values of parameters that :meth:`maximum_likelihood` estimates; ``errors``
-    holds their standard errors afterwards, under the names and in the shapes of ``estimates``, and
-    :meth:`intervals` gives their confidence intervals. Both are saved with the model.
-    Raises :class:`UserError` for values that are not positive or tables of another shape.
+    These are starting values of the parameters; :meth:`maximum_likelihood` estimates them.
+    Afterwards ``errors`` contains their standard errors, with the names and shapes of
+    ``estimates``, and :meth:`intervals` returns their confidence intervals. Both are saved with the
+    model. Raises :class:`UserError` for values that are not positive or tables of another shape.
 
     >>> from fourpoint.events import Sequence
     >>> model = Hawkes(baseline=1.0, branching=0.5, decay=2.0)

@@ -70,12 +70,12 @@ class NHP(PointProcess[NHPHistory]):
     Args:
         marks: the mark space of the data (`data.marks`), a number of types, or None.
         hidden: H, the number of cells.
-        embedding: numbers that stand for a mark.
-        dropout: the share of cells that is silent in a sequence while training.
+        embedding: the size of the embedding of a mark.
+        dropout: the share of cells that are set to 0 for a whole sequence in training.
         seed: of the initial weights.
 
-    ``recipe`` holds the settings of `fit` that suit it. Fails with :class:`UserError` where a size
-    is below 1 or the dropout is not a share.
+    ``recipe`` holds the default settings of `fit` for this model. Raises :class:`UserError` if a
+    size is below 1 or the dropout is not a share.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = NHP(hidden=4).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()

@@ -86,8 +86,8 @@ class _OnGrid(FromPositions):
 class Poisson(_OnGrid):
     """A constant rate per mark, ``lambda_m(t) = exp(log_rate_m)``, in events per unit of time.
 
-    ``cells`` is the number of parts of every axis of a box on which places have a density of their
-    own; 1: a uniform one.
+    For events in a box, ``cells`` is the number of intervals per axis of a piecewise constant
+    spatial density; 1 is a uniform density.
 
     >>> from fourpoint.events import Sequence
     >>> data = Dataset.from_sequences([Sequence([1.0, 2.0, 5.0], start=0.0, stop=6.0)])
@@ -189,8 +189,8 @@ class Poisson(_OnGrid):
 
 
 class SplinePoisson(_OnGrid):
-    """A rate per mark that follows the time since the window's start, ``lambda_m(t) = exp(s_m(t -
-    start))``.
+    """A rate per mark that depends on the time since the window's start,
+    ``lambda_m(t) = exp(s_m(t - start))``.
 
     ``cells`` is the same as for :class:`Poisson`. ``knots`` is the number of equal intervals of the
     cubic spline. They cover the longest window seen by ``initialise``; past it the rate stays at

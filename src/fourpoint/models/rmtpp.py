@@ -57,12 +57,13 @@ class RMTPPHistory(History):
 class RMTPP(PointProcess[RMTPPHistory]):
     """Recurrent marked temporal point process.
 
-    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
-    ``hidden``, the size of the
-    network's state; ``seed`` of its first weights. ``recipe`` holds the settings of `fit` that suit
-    it.
+    Args:
+        marks: the mark space of the data (`data.marks`), a number of types, or None.
+        hidden: the size of the network's state.
+        seed: of the initial weights.
 
-    Fails with :class:`UserError` where ``hidden`` is below 1.
+    ``recipe`` holds the default settings of `fit` for this model. Raises :class:`UserError` if
+    ``hidden`` is below 1.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = RMTPP(hidden=4), Sequence([1.0], start=0.0, stop=2.0).batch()

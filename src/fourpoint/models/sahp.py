@@ -56,13 +56,18 @@ FASTEST_SHIFT = 2.0  # of xi_k at first, in radians per mean gap, either sign
 class SAHP(FromEncoder):
     """Self-attentive Hawkes process.
 
-    Arguments: ``marks``, the mark space of the data (`data.marks`), a number of types, or None;
-    ``hidden`` numbers in a state;
-    ``layers`` and ``heads`` of attention; ``inner``, the width of a network after each attention
-    (0: none, as in the paper's equations); ``dropout``, a share; ``seed`` of the first weights.
-    ``recipe`` holds the settings of `fit` that suit it.
+    Args:
+        marks: the mark space of the data (`data.marks`), a number of types, or None.
+        hidden: the size of a state.
+        layers: the number of attention layers.
+        heads: the number of heads of each layer.
+        inner: the width of a network after each attention; 0 for none, as in the paper's
+            equations.
+        dropout: the share of outputs that are set to 0 in training.
+        seed: of the initial weights.
 
-    Fails with :class:`UserError` where sizes do not fit together.
+    ``recipe`` holds the default settings of `fit` for this model. Raises :class:`UserError` if
+    sizes do not fit together.
 
     >>> from fourpoint.events import Sequence
     >>> model, batch = SAHP(hidden=8, heads=2).eval(), Sequence([1.0], start=0.0, stop=2.0).batch()

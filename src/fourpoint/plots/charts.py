@@ -108,7 +108,7 @@ _style: ContextVar[Style] = ContextVar("style", default="screen")
 
 @contextmanager
 def plot_style(style: Style) -> Iterator[None]:
-    """Draw all plots of this package inside this block in one style.
+    """A context manager in which all plots of this package are drawn in one style.
 
     Args:
         style: "paper" (a column of 3.4 inches, serif letters of 8 points, fonts embedded in PDF),

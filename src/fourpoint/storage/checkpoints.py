@@ -68,7 +68,7 @@ class CheckpointError(UserError):
 
 
 def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | None = None) -> Path:
-    """Write ``model`` to ``folder``; ``about`` is kept beside it (unit, data, training window).
+    """Save ``model`` in ``folder``, together with ``about`` (unit, data, training window).
 
     >>> import tempfile
     >>> from fourpoint.models.poisson import Poisson
@@ -119,9 +119,9 @@ def save(model: PointProcess, folder: str | Path, *, about: dict[str, Any] | Non
 
 
 def restore(folder: str | Path) -> PointProcess:
-    """The model saved in ``folder``, in evaluation mode.
+    """Load the model saved in ``folder``, in evaluation mode.
 
-    Raises :class:`CheckpointError` where it is damaged, foreign, or not what a model can be.
+    Raises :class:`CheckpointError` if the folder is damaged or was not written by Fourpoint.
 
     >>> import tempfile
     >>> import fourpoint as fp

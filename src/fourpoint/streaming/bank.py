@@ -102,22 +102,24 @@ class _Block:
 
 
 class StreamBank:
-    """Streams of many entities, followed by one fitted model, which must not change meanwhile.
+    """Streams of many entities, scored by one fitted model. The model must not be changed
+    meanwhile.
 
     Args:
         model: any model. A linear DAPP is stepped in its own precision, with integrals to 1e-6
             absolute and 1e-6 relative (4e-6 in float32); others by their own methods in float64.
-        start: when all windows open, in the user's time unit.
-        limit: how many entities stay in memory, or as many as one call names; None: all. It needs
-            ``spill`` and a model of constant memory.
-        spill: a folder, of this bank alone, for the others; "" for a temporary file.
+        start: the start of all windows, in the user's time unit.
+        limit: the number of entities that stay in memory (at least those of one call); None for
+            all. It requires ``spill`` and a model of constant memory.
+        spill: a folder for the other entities, used by this bank only; "" for a temporary file.
         alarms: largest number of false alarms per 1,000 events of all entities together, on average
             and of all kinds: of entities, of types and of the fleet, an equal share each; None: no
             monitoring.
-        fleet: whether entities share one clock and stay, so that all of them can be watched
-            together. They are looked at after every 64 events, or as many as there are entities if
-            that is more; silences of entities are then seen too. A look is made in slices of 1,024
-            entities, one every 128 events, so that no call has to integrate all of them.
+        fleet: whether entities share one time axis and remain present, so that they can be
+            monitored together. They are evaluated after every 64 events, or after as many events as
+            there are entities if that is more, which also detects silences of entities. An
+            evaluation is made in slices of 1,024 entities, one every 128 events, so that no call
+            has to integrate all of them.
         threads: how many share the work of a call.
         store: instead of ``spill``, a store that is written by :meth:`changes`; entities in it
             belong to the bank.

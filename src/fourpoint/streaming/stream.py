@@ -132,22 +132,22 @@ class Observations:
 
 
 class Stream:
-    """One stream of events, followed by a fitted model, which must not change meanwhile.
+    """One stream of events, scored by a fitted model. The model must not be changed meanwhile.
 
     Args:
         model: any model; it is used in evaluation mode.
-        start: when the watch begins, in the user's time unit. The model's clock (its curves of
-            time) begins there too.
-        keep: with DAPP, how many events each head may remember (ODAPP); None: nothing is forgotten.
-        recent: how many past events are looked at for ``attended``; a model that remembers its
-            events looks at those.
-        top: how many of them are named per head; 0 for none.
+        start: the beginning of the observation, in the user's time unit, which is also the origin
+            of the model's functions of time.
+        keep: for DAPP, the number of events that each head remembers (ODAPP); None for all events.
+        recent: the number of past events considered for ``attended``; a model with bounded memory
+            uses its stored events.
+        top: the number of events reported per head; 0 for none.
         alarms: largest number of false alarms per 1,000 events of the true model, on average and of
             all kinds; None: no monitoring. Half of it is for the stream (`streaming.monitoring`)
             and half for its types (`streaming.watching`), if it has several.
-        context: what is known besides events, of one sequence: the covariates of the model, and an
-            exposure, which multiplies the rate. Their last values are carried forward. The clock
-            of a model with a calendar is that of its training data unless ``origin`` is given.
+        context: additional data of one sequence: the covariates of the model, and an exposure,
+            which multiplies the rate. Their last values are carried forward. A model with a
+            calendar uses the origin of its training data unless ``origin`` is given.
 
     ``time`` is that of the last event or advance, ``count`` the events seen, ``log_likelihood`` the
     running total. A time before the last, one that is not finite, or an unknown mark is a

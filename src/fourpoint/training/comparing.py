@@ -245,7 +245,7 @@ def compare(
     jobs: int | None = None,
     ray: str | None = None,
 ) -> Comparison:
-    """Fit a ladder of nested explanations to ``data`` and score each on held-out data.
+    """Fit a sequence of nested models to ``data`` and score each on held-out data.
 
     Args:
         models: names among poisson, calendar, frailty, hawkes, dapp and deep-dapp, together or

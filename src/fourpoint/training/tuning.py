@@ -242,7 +242,7 @@ def tune(
             is tried as well.
         budget: seconds in all, those of an earlier part of the same search included.
         folder: where the journal, `trials.csv` and the best model (in ``model``) are kept. A search
-            in a folder with a journal goes on.
+            in a folder with a journal is continued.
         calendar, device: as for `fit`.
         seed: of the proposals and the fits.
         jobs, ray: fit as many trials at once as there are processes, or processors of the Ray

@@ -54,8 +54,8 @@ def uncertainty(
     progress: bool = False,
     **refit: Any,
 ) -> Uncertainty:
-    """Draws of the parameters of a fitted ``model``, for bands and for forecasts that include the
-    uncertainty of what was learned.
+    """Draw the parameters of a fitted ``model`` from their approximate distribution, for bands and
+    for forecasts that include parameter uncertainty.
 
     Args:
         data: the data that the model was fitted to.

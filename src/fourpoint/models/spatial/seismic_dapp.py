@@ -95,7 +95,7 @@ class SeismicDAPP(ETAS):
     """ETAS with a learned spectrum, anisotropy, magnitude-dependent decay, an updated background,
     and attention that updates the productivity of past events.
 
-    Arguments
+    Args:
         marks: a mark space of one type with a box, in km.
         etas: w_0, the weight of the ETAS kernel.
         time_scales, length_scales: of the spectrum; set by the fit.
