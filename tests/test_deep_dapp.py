@@ -222,7 +222,7 @@ def test_a_daily_rhythm_is_found_and_used() -> None:
     model = DeepDAPP(width=16, modes=8, layers=1, dropout=0.0, event_dropout=0.0)
     said = model.initialise(train)
     assert 2 * np.pi / peaks(train.times, train.offsets)[0] == pytest.approx(1, abs=1e-3)
-    assert any(line.startswith("rhythms") for line in said)
+    assert any(line.startswith("periods found") for line in said)
     fit(
         model,
         train.select(np.arange(100)),

@@ -169,7 +169,7 @@ def test_prints_plots_and_json() -> None:
         "low",
         "high",
     }
-    assert "fire" in str(f) and "nine in ten" in str(f)
+    assert "fire" in str(f) and "90% interval" in str(f)
     ax = f.plot(unit="h")
     assert ax.get_xlabel() == "time (h)"
     plt.close(ax.figure)
@@ -180,7 +180,7 @@ def test_the_end_of_a_spline_is_noted() -> None:
     model.initialise(Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=4)]))
     s = Sequence([1.0], start=0.0, stop=4.0)
     assert forecast(model, s, 1.0, paths=2, at=2.0).notes == ()
-    assert "stay at their last value" in forecast(model, s, 5.0, paths=2, at=2.0).notes[0]
+    assert "keep their last value" in forecast(model, s, 5.0, paths=2, at=2.0).notes[0]
 
 
 def test_window_counts() -> None:

@@ -916,7 +916,7 @@ def test_formats_are_guessed_by_content(tmp_path: Path) -> None:
         "fourpoint",
         "fourpoint",
     ]
-    with pytest.raises(UserError, match="an ending that says its format"):
+    with pytest.raises(UserError, match="the extension of its format"):
         guess_target(Path("out"))
     with pytest.raises(EventDataError, match="a folder of event files"):
         (tmp_path / "none").mkdir()

@@ -288,7 +288,7 @@ def test_the_command_uses_draws_beside_the_model(tmp_path: Path, data: Dataset) 
     words = ["influence", str(folder), str(file), "--horizon", "2", "--json"]
     known = runner.invoke(app, words)
     assert known.exit_code == 0 and "fourpoint uncertainty" in known.stderr, known.output
-    assert "taken as known" in json.loads(known.stdout)["notes"][0]
+    assert "treated as known" in json.loads(known.stdout)["notes"][0]
     fp.uncertainty(model, few, draws=2).save(folder)
     found = runner.invoke(app, words)
     assert found.exit_code == 0, found.output

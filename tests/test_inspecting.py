@@ -197,7 +197,7 @@ def test_remarks_on_other_columns_and_on_ties() -> None:
     }
     notes = " ".join(inspect(visits).reading.notes)
     assert "'smoker' is constant for each 'patient_id': --sequence-covariates smoker" in notes
-    assert "could tell types" not in notes  # a column is not both
+    assert "could be types" not in notes  # a column is not both
     assert "copies" not in notes  # two visits on one day, as often as by chance
 
 

@@ -84,4 +84,4 @@ def test_deep_dapp_begins_with_the_day_of_a_busy_log() -> None:
         [fp.Sequence(daily(10, 100.0, seed=1), start=0.0, stop=240.0)], unit="hours"
     )
     notes = fp.DeepDAPP(width=8, modes=4, layers=1).initialise(data)
-    assert any(line.startswith("rhythms in the data") and " 24" in line for line in notes)
+    assert any(line.startswith("periods found in the data") and " 24" in line for line in notes)

@@ -112,7 +112,7 @@ def test_a_feed_that_goes_on_after_a_long_outage_is_believed(
     before, after = hawkes_times(400), [1e6 + time for time in hawkes_times(400, seed=1)]
     scored, told = stream(tmp_path, before + after, *by, code=0)
     assert scored == before + after[9:], "ten in a row are evidence enough"
-    assert sum("in a row are believed" in line for line in told.splitlines()) == 9
+    assert sum("in a row are accepted" in line for line in told.splitlines()) == 9
 
 
 def test_one_source_of_five_in_another_unit_does_not_carry_the_feed_away(tmp_path: Path) -> None:

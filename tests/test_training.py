@@ -583,7 +583,7 @@ def test_a_first_guess_is_kept_where_training_finds_nothing_better(tmp_path: Pat
     model = DAPP(**SMALL)
     done = fit(model, train, dev, folder=tmp_path, **short)
     assert done.history[0]["step"] == 0 and done.best_step == 0
-    assert any("first guess, which is kept" in note for note in done.notes)
+    assert any("initial fit, which is kept" in note for note in done.notes)
     fresh = DAPP(**SMALL)
     fresh.initialise(train)
     assert fresh.first_guess is not None

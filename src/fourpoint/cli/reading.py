@@ -295,7 +295,7 @@ def _check_like_training(found: Dataset, options: ReadingOptions, log: LogFormat
     if log.exposure and not (own is not None and own.exposure):
         print_notice(
             "warning: the model was fitted with an exposure, and these data have none: it is "
-            "taken as 1 (--exposure FILE)",
+            "assumed to be 1 (--exposure FILE)",
             style="yellow",
         )
     found = with_known_covariates(found, log.covariates)

@@ -68,8 +68,8 @@ class Expansion:
             f"{self.source}{packed} expand{'' if size else 's'} into {readable_size(total)} or more"
         )
         remedy = (
-            f"If you trust it, raise the limit with --memory-limit or {VARIABLE}; else split it, "
-            "or leave it alone."
+            f"If you trust it, raise the limit with --memory-limit or {VARIABLE}; otherwise "
+            "split it, or do not read it."
         )
         return EventDataError(
             f"{self.what} that expands into at most {readable_size(self.limit)}", received, remedy

@@ -143,8 +143,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         J = exponentials
         # Branching ratios of all pairs, and in the fit their gradients and one more copy.
         remedy = (
-            "Merge rare types, or use --model dapp or deep-dapp, which have no number for every "
-            "pair."
+            "Merge rare types, or use --model dapp or deep-dapp, which have no parameter for "
+            "every pair."
         )
         require_memory(
             3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy

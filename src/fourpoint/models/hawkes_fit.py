@@ -411,8 +411,8 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
     never = int((line.counts == 0).sum())
     if never:
         said.append(
-            f"{never} of {line.types} types never happen: each counts as half an event and "
-            "excites nothing"
+            f"{never} of {line.types} types have no events: each is treated as half an event "
+            "that excites nothing"
         )
     used = np.any(_branching(best.theta) > 0, axis=(1, 2))
     if not used.any():

@@ -94,8 +94,8 @@ def say(data: Dataset, outages: list[tuple[int, float, float, float]]) -> list[s
         begin = shown(dates, a)
         end = shown(dates, b)
         found.append(
-            f"no events from {begin} to {end}, where about {expected:,.0f} were expected: taken as "
-            "not recorded (outages=none counts it as observed; --gaps names the intervals)"
+            f"no events from {begin} to {end}, where about {expected:,.0f} were expected: "
+            "treated as not recorded (outages=none counts it as observed; --gaps names the intervals)"
         )
     return found
 

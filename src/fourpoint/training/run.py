@@ -417,7 +417,7 @@ class Run:
             self._take(self.guess)
             if not self._explosive(self.model):
                 self.fit.notes.append(
-                    f"the trained model is explosive ({runaway}): the first guess, which is "
+                    f"the trained model is explosive ({runaway}): the initial fit, which is "
                     "stable, is kept"
                 )
                 self.best, self.fit.best_step = self.guess, 0

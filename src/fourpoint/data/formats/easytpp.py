@@ -188,8 +188,8 @@ def _in_memory(rows: object, source: Path, split: str | None) -> Part:
 def _losses(data: Dataset, path: Path) -> list[str]:
     notes = [
         (
-            "EasyTPP reads only times and types: windows, names of types and ids are in one "
-            "more field, which only Fourpoint reads"
+            "EasyTPP reads only times and types: windows, names of types and ids are in an "
+            "additional field, which only Fourpoint reads"
         )
     ]
     if data.splits is not None and path.suffix:

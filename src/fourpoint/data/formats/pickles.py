@@ -95,7 +95,7 @@ def write(data: Dataset, path: str | Path) -> list[str]:
     return [
         (
             "other readers see only times and types: windows, names of types and ids are under "
-            "one more key, which only Fourpoint reads"
+            "an additional key, which only Fourpoint reads"
         )
     ]
 

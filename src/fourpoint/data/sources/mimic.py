@@ -114,7 +114,7 @@ def _notes(data: Dataset, patients: int, visits: int, late: int) -> list[str]:
     ]
     if late:
         notes.append(
-            f"{late:,} admissions came after a later one of the same patient and were put "
-            "in order of time"
+            f"{late:,} admissions came after a later one of the same patient and were "
+            "sorted by time"
         )
     return [*notes, "days since each patient's first admission, which is an event at 0"]
