@@ -38,7 +38,7 @@ from fourpoint.kernels.numba_dapp_loss import C0, C1, C2, C3, C4, S0, S1, S2, S3
 from fourpoint.kernels.numba_series import log_one_plus
 
 f32 = np.float32
-TIMES = 4  # taken together
+TIMES = 8  # taken together
 Floats = NDArray[np.float32]
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
 ROOT = f32(math.sqrt(0.5))
@@ -64,8 +64,7 @@ class Model(NamedTuple):
 
     decay: Floats  # (J,)
     frequency: Floats  # (J,)
-    read: Floats  # (2 J, H): of the real parts of the states, then of the imaginary parts
-    features: Floats  # (K + 2 V, H)
+    read: Floats  # (2 J + K + 2 V, H): of the states' real parts, imaginary parts, and the features
     scales: Floats  # (K,)
     reach: np.float32  # the time past which features do not change
     norm: Floats  # (2, H): weight and bias
@@ -133,8 +132,8 @@ def sweep(first, last, model, positions, lags, found):
     wide = -(-T // TIMES) * TIMES
     modes = np.empty((2, J), dtype=np.float32)
     turned = np.empty((wide, 2, J), dtype=np.float32)
-    inputs = np.empty((len(model.features), wide), dtype=np.float32)
-    states = np.empty((TIMES, 2 * J), dtype=np.float32)
+    inputs = np.empty((len(model.read) - 2 * J, wide), dtype=np.float32)
+    states = np.empty((TIMES, len(model.read)), dtype=np.float32)
     hidden = np.empty((TIMES, len(model.rate)), dtype=np.float32)
     inner = np.empty((TIMES, len(model.rate_up)), dtype=np.float32)
     own = np.empty(wide, dtype=np.float32)
@@ -207,11 +206,10 @@ def some(r, first, model, positions, turned, inputs, states, hidden, inner, z):
             c = turned[first + t, 0, j]
             s = turned[first + t, 1, j]
             states[t, J + j] = c * positions.imaginary[r, j] + s * positions.real[r, j]
+        for k in range(len(inputs)):
+            states[t, 2 * J + k] = inputs[k, first + t]
         for i in range(hidden.shape[1]):
             hidden[t, i] = positions.summary[r, i]
-        for k in range(len(inputs)):
-            for i in range(hidden.shape[1]):
-                hidden[t, i] += inputs[k, first + t] * model.features[k, i]
         for i in range(inner.shape[1]):
             inner[t, i] = model.up_bias[i]
     add_products(states, model.read, hidden)
@@ -228,22 +226,37 @@ def add_products(factors, matrix, into):
     """(TIMES, N) ``factors`` times (N, C) ``matrix``, added to ``into``; four rows of the matrix in
     one pass, so that sums are read and written once for four products, and rows are read once for
     all times.
+
+    Rows have unsigned numbers. A signed one may be negative and count from the end, so that the
+    compiler would have to check before every pass whether the rows overlap with the sums.
     """
     n = factors.shape[1]
-    for k in range(0, n - 3, 4):
-        a0, a1, a2, a3 = factors[0, k], factors[0, k + 1], factors[0, k + 2], factors[0, k + 3]
-        b0, b1, b2, b3 = factors[1, k], factors[1, k + 1], factors[1, k + 2], factors[1, k + 3]
-        c0, c1, c2, c3 = factors[2, k], factors[2, k + 1], factors[2, k + 2], factors[2, k + 3]
-        d0, d1, d2, d3 = factors[3, k], factors[3, k + 1], factors[3, k + 2], factors[3, k + 3]
+    for block in range(n // 4):
+        k0 = np.uint64(4) * np.uint64(block)
+        k1 = k0 + np.uint64(1)
+        k2 = k0 + np.uint64(2)
+        k3 = k0 + np.uint64(3)
+        a0, a1, a2, a3 = factors[0, k0], factors[0, k1], factors[0, k2], factors[0, k3]
+        b0, b1, b2, b3 = factors[1, k0], factors[1, k1], factors[1, k2], factors[1, k3]
+        c0, c1, c2, c3 = factors[2, k0], factors[2, k1], factors[2, k2], factors[2, k3]
+        d0, d1, d2, d3 = factors[3, k0], factors[3, k1], factors[3, k2], factors[3, k3]
+        e0, e1, e2, e3 = factors[4, k0], factors[4, k1], factors[4, k2], factors[4, k3]
+        f0, f1, f2, f3 = factors[5, k0], factors[5, k1], factors[5, k2], factors[5, k3]
+        g0, g1, g2, g3 = factors[6, k0], factors[6, k1], factors[6, k2], factors[6, k3]
+        h0, h1, h2, h3 = factors[7, k0], factors[7, k1], factors[7, k2], factors[7, k3]
         for i in range(into.shape[1]):
-            w0 = matrix[k, i]
-            w1 = matrix[k + 1, i]
-            w2 = matrix[k + 2, i]
-            w3 = matrix[k + 3, i]
+            w0 = matrix[k0, i]
+            w1 = matrix[k1, i]
+            w2 = matrix[k2, i]
+            w3 = matrix[k3, i]
             into[0, i] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
             into[1, i] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
             into[2, i] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
             into[3, i] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
+            into[4, i] += e0 * w0 + e1 * w1 + e2 * w2 + e3 * w3
+            into[5, i] += f0 * w0 + f1 * w1 + f2 * w2 + f3 * w3
+            into[6, i] += g0 * w0 + g1 * w1 + g2 * w2 + g3 * w3
+            into[7, i] += h0 * w0 + h1 * w1 + h2 * w2 + h3 * w3
     for k in range(n - n % 4, n):
         for t in range(TIMES):
             for i in range(into.shape[1]):

@@ -611,8 +611,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         return RateModel(
             decay=_array(torch.cat([layer.decay for layer in layers])),
             frequency=_array(torch.cat([layer.frequency for layer in layers])),
-            read=_array(torch.cat([read[::2], read[1::2]])),
-            features=_array(self.since.weight.T),
+            read=_array(torch.cat([read[::2], read[1::2], self.since.weight.T])),
             scales=_array(self.scales),
             reach=np.float32(REACH * float(self.scales[-1])),
             norm=_array(torch.stack([self.query_norm.weight, self.query_norm.bias])),

@@ -58,7 +58,7 @@ SETTLED = 0.3  # of the tolerance, which the intervals that are not refined furt
 # Nodes of a rule whose error estimate may use a large share of the tolerance. With fewer nodes an
 # estimate can be a little below the error, so that each interval has an even share.
 TRUSTED = 16
-SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
+SPARE, LARGEST = 4, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
 DEPTH, DEEPEST = (
     5,
@@ -276,7 +276,7 @@ def integrating_in_log_time(
     """
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
     wanted = density * (high - low) + SPARE
-    count = 4 * torch.ceil(wanted / 4).long().clamp(max=LARGEST + 4)
+    count = 8 * torch.ceil(wanted / 8).long().clamp(max=LARGEST + 8)
     value = torch.zeros_like(left)
     error = torch.full_like(left, torch.inf)
     for nodes in sorted({int(n) for n in count.unique()}):
