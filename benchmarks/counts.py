@@ -2,12 +2,13 @@
 last two months of 2013, beside Prophet, statsforecast and a Poisson GLM.
 
     python benchmarks/counts.py [--first 2013-11-01] [--last 2014-01-01] [--paths 1000]
-    [--refit 7] [--ours ...] [--theirs ...] [--weather]
+    [--refit 7] [--ours ...] [--theirs ...] [--jobs 2] [--cache DIR] [--weather]
 
 All get the same: the events of ``nyc_delays_log`` before each midnight, and the calendar (time of
 day, day of the week) in local time. Our models are fitted again every ``--refit`` days, and at
 every midnight they carry on with the events since. The peers are refitted at every midnight, since
-that is how they learn of recent counts:
+that is how they learn of recent counts. Days are shared out to ``--jobs`` processes, and a line on
+stderr says how many are done; ``--cache`` keeps the forecasts of peers for the next run.
 
     Prophet       log(1 + count) by hour, daily and weekly seasonality
     MSTL          statsforecast on log(1 + count), seasons of 24 and 168 hours, AutoETS for the rest
@@ -35,11 +36,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import lru_cache
 from importlib import metadata
+from importlib.util import find_spec
+from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -55,11 +62,18 @@ from fourpoint.models.base import PointProcess
 Floats = NDArray[np.float64]
 LEVELS = (np.arange(200) + 0.5) / 200
 LOW, HIGH = 0.05, 0.95
-CALENDAR = ("hour", "week", "trend")
+CALENDAR = ("hour", "week")
 PART = "hourly counts, a day ahead at midnight"
 HEADLINE = "Markov-modulated Poisson"
 SAMPLES = 1000  # of Prophet
+CHUNK = 5  # days of a peer that a process forecasts at once
 Forecaster = Callable[[int], Floats]  # quantiles (hours, levels) of a day, by number
+
+
+@lru_cache(maxsize=1)
+def log_of(first: str, last: str) -> Log:
+    """The log with the days from ``first`` to before ``last``; read once in a process."""
+    return Log(first, last)
 
 
 class Log:
@@ -98,6 +112,8 @@ def main() -> None:
     defaults = [name for name in DEFAULTS if name in OURS]
     parser.add_argument("--ours", nargs="*", default=defaults, choices=OURS)
     parser.add_argument("--theirs", nargs="*", default=list(THEIRS), choices=THEIRS)
+    parser.add_argument("--jobs", type=int, default=2, help="processes that forecast days")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the forecasts of peers")
     parser.add_argument("--weather", action="store_true")
     options(parser)
     given = parser.parse_args()
@@ -106,23 +122,21 @@ def main() -> None:
     torch.set_num_threads(1)
     about = "Hourly counts a day ahead: CRPS and coverage of 90% intervals."
     record = Record("counts", about, given.quick)
-    log = Log(given.first, given.last)
-    truth = [log.counts[a:b] for a, b in log.hours]
-    hours = sum(map(len, truth))
+    log = log_of(given.first, given.last)
+    hours = sum(b - a for a, b in log.hours)
     print(f"{len(log.days)} midnights from {given.first}, {hours} hours, {given.paths} paths")
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
     found: dict[str, float] = {}
-    for name in given.ours:
-        forecaster = ours(name, log, given.refit, given.paths)
-        found[name] = report(record, log, name, forecaster)
-    for name in given.theirs:
-        try:
-            forecaster = THEIRS[name](log)
-        except ImportError as error:
-            print(f"{name:24}missing: {error}")
-            record.missing(PART, name, error)
-            continue
-        found[name] = report(record, log, name, forecaster)
+    with ProcessPoolExecutor(given.jobs, mp_context=get_context("spawn")) as pool:
+        for name in [*given.ours, *given.theirs]:
+            if name in NEEDS and find_spec(NEEDS[name]) is None:
+                reason = ImportError(f"No module named {NEEDS[name]!r}")
+                print(f"{name:26}missing: {reason}")
+                record.missing(PART, name, reason)
+                continue
+            began = time.monotonic()
+            values = forecast_all(pool, log, name, given)
+            found[name] = report(record, log, name, values, time.monotonic() - began)
     if HEADLINE in found:
         for name in THEIRS:
             share = None if name not in found else found[HEADLINE] / found[name]
@@ -142,15 +156,62 @@ def versions() -> dict[str, str]:
     return found
 
 
+# ---------------------------------------------------------------------- forecasts
+
+
+def forecast_all(
+    pool: ProcessPoolExecutor, log: Log, name: str, given: argparse.Namespace
+) -> list[Floats]:
+    """The forecasts of all days, in their order; those of peers from the cache where it has
+    them.
+    """
+    found: dict[int, Floats] = {}
+    kept = Path()
+    if given.cache is not None and name in THEIRS:
+        version = versions().get(NEEDS[name], "")
+        kept = given.cache / f"{name} {version}".replace(" ", "-")
+        kept.mkdir(parents=True, exist_ok=True)
+        files = {i: kept / f"{day}.npy" for i, day in enumerate(log.days)}
+        found = {i: np.load(file) for i, file in files.items() if file.is_file()}
+    left = [i for i in range(len(log.days)) if i not in found]
+    size = given.refit if name in OURS else CHUNK
+    chunks = [left[i : i + size] for i in range(0, len(left), size)]
+    began = time.monotonic()
+    tasks = {
+        pool.submit(
+            forecast_days, name, (given.first, given.last), chunk, given.refit, given.paths
+        ): chunk
+        for chunk in chunks
+    }
+    for task in as_completed(tasks):
+        for day, values in zip(tasks[task], task.result(), strict=True):
+            found[day] = values
+            if kept != Path():
+                np.save(kept / f"{log.days[day]}.npy", values)
+        seconds = time.monotonic() - began
+        progress = f"{name}: {len(found)} of {len(log.days)} days, {seconds:.0f} s"
+        print(f"\r{progress:60}", end="", file=sys.stderr, flush=True)
+    print("\r" + " " * 60 + "\r", end="", file=sys.stderr, flush=True)
+    return [found[i] for i in range(len(log.days))]
+
+
+def forecast_days(
+    name: str, period: tuple[str, str], days: list[int], refit: int, paths: int
+) -> list[Floats]:
+    """The forecasts of some days, in a process of its own."""
+    torch.set_num_threads(1)
+    log = log_of(*period)
+    forecaster = ours(name, log, refit, paths) if name in OURS else THEIRS[name](log)
+    return [forecaster(day) for day in days]
+
+
 # ---------------------------------------------------------------------- scores
 
 
-def report(record: Record, log: Log, name: str, forecaster: Forecaster) -> float:
-    """Forecast every day, print the scores, and return the CRPS."""
-    began = time.monotonic()
+def report(record: Record, log: Log, name: str, forecasts: list[Floats], seconds: float) -> float:
+    """Print the scores of the forecasts of all days, and return the CRPS."""
     scores, covered, widths, means, ideals, between = [], [], [], [], [], []
-    for i, (a, b) in enumerate(log.hours):
-        values = forecaster(i)
+    for values, (a, b) in zip(forecasts, log.hours, strict=True):
         truth = log.counts[a:b]
         scores.append(crps(values, truth))
         ordered = values.astype(np.int32)
@@ -166,7 +227,6 @@ def report(record: Record, log: Log, name: str, forecaster: Forecaster) -> float
     score, coverage, width, mean, ideal, central = (
         float(np.concatenate(part).mean()) for part in parts
     )
-    seconds = time.monotonic() - began
     print(
         f"{name:26}CRPS {score:.4f}   90% intervals cover {coverage:.1%} (ideal {ideal:.1%}), "
         f"width {width:.2f}, q05 to q95 {central:.1%}   mean {mean:.2f}   {seconds:.0f} s",
@@ -219,7 +279,7 @@ DEFAULTS = ["calendar Poisson", "Hawkes", HEADLINE]
 
 def trained(model: PointProcess, train: Dataset) -> PointProcess:
     """The model, fitted to ``train`` with the calendar and the covariates it has."""
-    fp.fit(model, train, calendar=CALENDAR)
+    fp.fit(model, train, calendar=CALENDAR, progress=False)
     return model
 
 
@@ -258,7 +318,7 @@ def prophet(log: Log) -> Forecaster:
     import pandas as pd
     from prophet import Prophet
 
-    logging.getLogger("cmdstanpy").setLevel(logging.ERROR)
+    logging.getLogger("cmdstanpy").disabled = True
 
     def forecast(day: int) -> Floats:
         a, b = log.hours[day]
@@ -340,6 +400,12 @@ def as_counts(logs: Floats) -> Floats:
     return np.sort(np.maximum(np.round(np.expm1(logs)), 0.0), axis=1)
 
 
+# The module that each peer needs.
+NEEDS = {
+    "Prophet": "prophet",
+    "statsforecast MSTL": "statsforecast",
+    "Poisson GLM": "statsmodels",
+}
 THEIRS: dict[str, Callable[[Log], Forecaster]] = {
     "Prophet": prophet,
     "statsforecast MSTL": mstl,

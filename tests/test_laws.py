@@ -136,6 +136,8 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "etas-box": lambda marks: ETAS(boxed(marks), distance=0.5),
     "seismic-box": lambda marks: SeismicDAPP(boxed(marks), distance=0.5),
     "hawkes-box": lambda marks: SpatialHawkes(boxed(marks), cells=2),
+    "hawkes-box-calendar": lambda marks: SpatialHawkes(boxed(marks), cells=2),
+    "hawkes-box-clock": lambda marks: SpatialHawkes(boxed(marks), cells=2),
     "dapp-box": lambda marks: SpatialDAPP(
         boxed(marks), heads=2, frequencies=2, generator=(8,), order=8, base="constant", drift="none"
     ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from scipy.stats import ks_2samp
 import fourpoint as fp
 from fourpoint.data.inspecting import inspect
 from fourpoint.data.synthetic import process
-from fourpoint.events import Batch, Box, Dataset, EventDataError, MarkSpace, Sequence, UserError
+from fourpoint.events import (
+    Batch,
+    Box,
+    Context,
+    Dataset,
+    EventDataError,
+    MarkSpace,
+    Sequence,
+    Steps,
+    UserError,
+)
 from fourpoint.inference.forecasting import _joined
 from fourpoint.inference.likelihood import (
     log_likelihood,
@@ -27,6 +38,7 @@ from fourpoint.inference.likelihood import (
 from fourpoint.inference.sampling import sample_paths
 from fourpoint.models import CATALOGUE, MODELS, Poisson, SpatialDAPP, SpatialHawkes
 from fourpoint.models.base import PLACED
+from fourpoint.models.effects import effects_of
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (1.0, 1.0)))
 TYPED = MarkSpace(("a", "b"), Box(("lon", "lat"), (-10.0, 40.0), (30.0, 60.0)))
@@ -780,3 +792,68 @@ def test_the_former_name_of_a_background_is_taken_with_a_warning(root: Path) -> 
     assert model.background.requires_grad
     saved = fp.restore(root / "tests" / "reference" / "models" / "dapp-places")
     assert saved.settings()["background"] == "sinusoids"
+
+
+# ---------------------------------------------------------------------- calendar and covariates
+
+
+def rainy_days(days: int, seed: int) -> Context:
+    """Midnight at time 0, and rain on every other day."""
+    rain = np.random.default_rng(seed).permutation(np.arange(days) % 2).astype(float)
+    steps = Steps(("rain",), 24.0 * np.arange(days), rain[:, None], np.array([0, days]))
+    return Context(origin=np.zeros(1), covariates=steps)
+
+
+def rhythmic_hawkes(context: Context, days: int, ratio: float) -> tuple[SpatialHawkes, Dataset]:
+    """A process whose background follows the time of day and rain, and events drawn from it."""
+    past = Sequence(
+        [], start=0.0, stop=24.0 * days, space=SQUARE, places=np.zeros((0, 2)), context=context
+    )
+    empty = replace(Dataset.from_sequences([past]), unit="hours")
+    truth = SpatialHawkes(SQUARE, baseline=0.6, branching=0.4, decay=2.0, spread=0.05)
+    truth.add_effects(effects_of(empty, ("hour",)))
+    assert truth.effects is not None
+    with torch.no_grad():
+        hours = torch.arange(24, dtype=torch.float64)
+        truth.effects.weight[:24, 0] = torch.sin(2 * math.pi * hours / 24)
+        truth.effects.weight[24, 0] = math.log(ratio) * truth.effects.spec.scale[0]
+    drawn = sample_paths(truth, 0.0, 24.0 * days, 1, seed=days, history=past.before(0.0)).data
+    return truth, replace(drawn, unit="hours", context=context)
+
+
+def test_a_spatial_hawkes_process_follows_calendar_and_covariates() -> None:
+    context = rainy_days(30, seed=1)
+    truth, data = rhythmic_hawkes(context, 30, ratio=2.5)
+    expected = 30 * 24 * 0.6 / (1 - 0.4)
+    assert data.events > 0.8 * expected
+    flat, model = SpatialHawkes(SQUARE), SpatialHawkes(SQUARE)
+    fp.fit(flat, replace(data, context=None), progress=False)
+    done = fp.fit(model, data, calendar=("hour",), progress=False)
+    assert any("rain" in note for note in done.notes)
+    (rain,) = model.rate_ratios
+    assert rain.name == "rain" and rain.low < 2.5 < rain.high and rain.high / rain.low < 3.0
+    found, biased = (float(one.log_branching.exp().sum()) for one in (model, flat))
+    assert abs(found - 0.4) < 0.1 and biased > found + 0.05
+    assert model.effects is not None and truth.effects is not None
+    curves = [one.effects.weight[:24, 0].detach().numpy() for one in (model, truth)]
+    assert np.corrcoef(*curves)[0, 1] > 0.9
+    # The likelihood of the fit is that of the model: its terms and its integral.
+    gain = fp.evaluate(model, data).scores["window"].per_event
+    assert gain > fp.evaluate(flat, data).scores["window"].per_event + 0.05
+
+
+def test_counts_of_a_spatial_hawkes_process_follow_the_clock() -> None:
+    """Paths that are drawn cluster by cluster, and the integral of the rate, agree."""
+    context = rainy_days(2, seed=1)
+    model, _ = rhythmic_hawkes(context, 2, ratio=2.5)
+    with torch.no_grad():
+        model.log_branching.fill_(-20.0)
+    past = Sequence(
+        [], start=0.0, stop=24.0, space=SQUARE, places=np.zeros((0, 2)), context=context
+    )
+    paths = sample_paths(model, 0.0, 24.0, 400, seed=0, history=past.before(0.0)).data
+    counts = np.histogram(paths.times, np.arange(25))[0] / 400
+    times = torch.arange(0.5, 24.0, dtype=torch.float64)[None]
+    rates = model.intensity(model.encode(past.before(0.0).batch()), times)[0, :, 0]
+    errors = (counts - rates.detach().numpy()) / np.sqrt(rates.detach().numpy() / 400)
+    assert np.abs(errors).max() < 4.5 and counts.max() > 4 * counts.min()

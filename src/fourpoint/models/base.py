@@ -321,8 +321,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
         if not self.effect_curves:
             raise UserError(
                 "a model that takes calendar and covariates: poisson, spline-poisson, frailty, "
-                "markov-modulated, hawkes, modulated-hawkes, dapp, odapp, deep-dapp or "
-                "spatial-dapp",
+                "markov-modulated, hawkes, modulated-hawkes, dapp, odapp, deep-dapp, "
+                "spatial-hawkes or spatial-dapp",
                 type(self).__name__,
                 "Choose one of these, or leave out the calendar and the covariates.",
             )

@@ -263,10 +263,13 @@ class Effects(nn.Module):
         times: Float[Tensor, "B ..."],
         context: BatchContext | None,
         dtype: torch.dtype | None = None,
+        weight: Float[Tensor, "K R"] | None = None,
     ) -> Float[Tensor, "B ... R"]:
-        """f at ``times``, in the dtype of the weights or in ``dtype``."""
+        """f at ``times``, in the dtype of the weights or in ``dtype``; with other weights than the
+        module's own if they are given.
+        """
         kind = dtype or self.weight.dtype
-        weight = self.weight.to(kind)
+        weight = (self.weight if weight is None else weight).to(kind)
         found = torch.zeros(*times.shape, self.curves, dtype=kind, device=times.device)
         if self.spec.calendar:
             index, share = self.active(self.local_seconds(times, context))

@@ -12,6 +12,9 @@ of event i's triggering that falls inside,
     mass_i = prod_a (Phi((high_a - x_ia) / s_a) - Phi((low_a - x_ia) / s_a)),
     lambda_m(t) = mu_m + sum_i alpha_{m m_i} mass_i beta exp(-beta (t - t_i)).
 
+Effects g_m(t) of calendar and covariates (`models.effects`) multiply the background by exp(g_m(t)).
+Its integral over time is then a sum over nodes between the breakpoints of g.
+
 The rate at a place compares it with every event before: O(N) each. It is the truth of
 `space_time_hawkes` and what a DAPP with places
 has to beat. Source: Ogata, "Space-time point-process models for earthquake occurrences" (1998),
@@ -27,10 +30,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy import ndarray
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fourpoint.events import Batch, Box, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, Box, Dataset, MarkSpace, UserError
 from fourpoint.memory import require_memory
 from fourpoint.models.base import (
     History,
@@ -42,16 +46,29 @@ from fourpoint.models.base import (
     places_of,
 )
 from fourpoint.models.baseline import Baseline
+from fourpoint.models.effects import Effects
+from fourpoint.models.effects_fit import (
+    centred,
+    fit_effects,
+    integral_design,
+    penalty_of,
+    rate_ratios,
+    ratio_notes,
+)
 from fourpoint.models.poisson import mean_rates
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
 from fourpoint.ops.attention import scan
 from fourpoint.ops.minimise import minimise
+from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.thinning import draw_marks
 
 PAIRS = 2**22  # pairs of a query and an event that are compared at once without gradient
 EVENTS = 2**15  # whose kernels are integrated over all cells at once
 SHORT = 64  # sequences of a batch while fitting
+NODES = 8  # of the mean of the background over time, between neighbouring cuts
+MOST_OTHERS = 24  # parameters of triggering that standard errors of effects take into account
+DIFFERENCE = 1e-4  # of their logarithms, for derivatives
 LOOKED = 256  # sequences, and events of each, that the first guess of the spread looks at
 
 
@@ -63,6 +80,7 @@ class Strengths(NamedTuple):
     decay: Float[Tensor, ""]
     spread: Float[Tensor, " k"]
     log_share: Float[Tensor, "M C"]
+    weight: Float[Tensor, "K M"] | None = None  # of calendar and covariates
 
 
 @dataclass(frozen=True)
@@ -130,7 +148,6 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     """
 
     linear = False
-    has_closed_integral = True
     has_upper_bound = True
     fits_in_closed_form = True
     draws_places = True
@@ -180,6 +197,16 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         """The logarithm of the baseline of every type."""
         return self.baseline.log_base[:, 0]
 
+    @property
+    def effect_curves(self) -> int:
+        """log of the background of every type."""
+        return self.marks.count
+
+    @property
+    def has_closed_integral(self) -> bool:
+        """Without effects of calendar and covariates."""
+        return self.effects is None
+
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
         return dict(self._settings)
@@ -223,15 +250,23 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         batches = [data.batch(rows) for rows in data.batches(SHORT, padded=2**14)]
         like = [self.log_baseline, self.log_branching, self.log_decay, self.log_spread]
         free = [*like, self.grid.log_share] if self.grid.cells > 1 else like
+        background = None
+        if self.effects is not None:
+            background = _Background(data, self.effects)
+            free = [*free, self.effects.weight]
 
-        def loss(point: Tensor) -> Tensor:
+        def strengths(point: Tensor) -> Strengths:
             values = [
                 x.reshape(p.shape)
                 for x, p in zip(point.split([p.numel() for p in free]), free, strict=True)
             ]
+            weight = None if background is None else values.pop()
             share = values[4] if len(values) > 4 else self.grid.log_share.detach()
             baseline, branching, decay, spread = (v.exp() for v in values[:4])
-            s = Strengths(baseline, branching, decay, spread, share)
+            return Strengths(baseline, branching, decay, spread, share, weight)
+
+        def loss(point: Tensor) -> Tensor:
+            s = strengths(point)
             total = sum(
                 (
                     checkpoint(self._log_likelihood, batch, s, use_reentrant=False).sum()
@@ -239,7 +274,10 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 ),
                 torch.zeros(()),
             )
-            return (-total - torch.log_softmax(share, 1).mean(1).sum()) / max(1, data.scored_events)
+            if background is not None:
+                total = total - background.integral(s) - background.penalised(s)
+            prior = torch.log_softmax(s.log_share, 1).mean(1).sum()
+            return (-total - prior) / max(1, data.scored_events)
 
         found = minimise(loss, torch.cat([p.detach().flatten() for p in free]), steps=200)
         with torch.no_grad():
@@ -247,7 +285,15 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 found.point.split([p.numel() for p in free]), free, strict=True
             ):
                 parameter.copy_(value.reshape(parameter.shape))
-        s = Strengths(*(x.detach() for x in self._strengths()))
+        said: list[str] = []
+        if background is not None and self.effects is not None:
+            covariance = self._covariance(batches, background)
+            background.centre(self.log_baseline, self.effects.weight)
+            weight = self.effects.weight.detach().numpy()
+            names = tuple(self.marks.names) or ("",)
+            self.rate_ratios = rate_ratios(self.effects.spec, weight, covariance, names)
+            said = ratio_notes(self.rate_ratios)
+        s = self._detached()
         ratio = float(torch.linalg.eigvals(s.branching).abs().max())
         where = ", ".join(
             f"{name} {float(x):.4g}" for name, x in zip(self.box.names, s.spread, strict=True)
@@ -256,20 +302,90 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             f"baseline {float(s.baseline.sum()):.4g} per unit of time, branching ratio "
             f"{ratio:.3g}, decay {float(s.decay):.4g}"
         )
-        notes = [f"{line}, spread {where}", f"maximum likelihood: {found}"]
+        notes = [f"{line}, spread {where}", f"maximum likelihood: {found}", *said]
         if ratio >= 1:
             return [*notes, f"the branching ratio {ratio:.3f} is 1 or more: forecasts explode"]
         return notes
 
+    def _covariance(self, batches: list[Batch], background: _Background) -> Float[ndarray, "M P P"]:
+        """The covariance of the level and the weights of every type, from the outer products of the
+        gradients of log lambda at the events. The other parameters are taken into account if they
+        are few.
+        """
+        s = self._detached()
+        logs, share, rows, marks = self._shares(batches, s)
+        names = ("branching", "decay", "spread")
+        sizes = [getattr(s, name).numel() for name in names]
+        others = np.zeros((len(logs), sum(sizes) if sum(sizes) <= MOST_OTHERS else 0))
+        for column in range(others.shape[1]):
+            ends = []
+            for side in (DIFFERENCE, -DIFFERENCE):
+                moved = {name: getattr(s, name).clone() for name in names}
+                place = column
+                for name, size in zip(names, sizes, strict=True):
+                    if 0 <= place < size:
+                        moved[name].view(-1)[place] *= math.exp(side)
+                    place -= size
+                ends.append(self._shares(batches, s._replace(**moved))[0])
+            others[:, column] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
+        inverses, crosses = [], []
+        rest = others.T @ others + 1e-9 * np.eye(others.shape[1])
+        for m in range(self.marks.count):
+            own = marks == m
+            gradient = share[own, None] * rows[own]
+            level = np.zeros_like(background.penalty)
+            level[0, 0] = 1e-9  # a type without background
+            inverse = np.linalg.inv(gradient.T @ gradient + background.penalty + level)
+            cross = inverse @ (gradient.T @ others[own])
+            rest = rest - (others[own].T @ gradient) @ cross
+            inverses.append(inverse)
+            crosses.append(cross)
+        remaining = np.linalg.pinv(rest)
+        return np.stack(
+            [
+                inverse + cross @ remaining @ cross.T
+                for inverse, cross in zip(inverses, crosses, strict=True)
+            ]
+        )
+
+    @torch.no_grad()
+    def _shares(
+        self, batches: list[Batch], s: Strengths
+    ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        """log lambda at every scored event, the share of the background in it, the level and the
+        basis functions there, and the type.
+        """
+        assert self.effects is not None
+        logs, shares, rows, marks = [], [], [], []
+        for batch in batches:
+            history = self._encode(batch, s)
+            times = batch.times[..., None]
+            places = history.places[:, :, None]
+            position = torch.arange(batch.times.shape[1]).expand(len(batch.times), -1)
+            own = batch.marks[..., None]
+            total = self._local(history, times, places, position, s)[:, :, 0]
+            total = total.gather(2, own)[..., 0]
+            alone = self._log_background(times, places, history.context, s)[:, :, 0]
+            alone = alone.gather(2, own)[..., 0]
+            basis = self.effects.basis(batch.times, batch.context)
+            scored = batch.scored
+            logs.append(total[scored])
+            shares.append((alone - total)[scored].exp())
+            rows.append(torch.cat([torch.ones_like(basis[..., :1]), basis], -1)[scored])
+            marks.append(batch.marks[scored])
+        found = (torch.cat(part).numpy() for part in (logs, shares, rows, marks))
+        one, two, three, four = found
+        return one, two, three, four
+
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
-    ) -> Float[Tensor, " B"]:
-        """The exact log-likelihood."""
-        return self.exact_log_likelihood(batch, convention)
+    ) -> Float[Tensor, " B"] | None:
+        """The exact log-likelihood; None with effects of calendar and covariates."""
+        return None if self.effects is not None else self.exact_log_likelihood(batch, convention)
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
-        """The closed form, with gradient; "gaps" leaves out the first event and both ends of the
-        window.
+        """The closed form, with gradient, for a model without effects of calendar and covariates;
+        "gaps" leaves out the first event and both ends of the window.
         """
         return self._log_likelihood(batch, self._strengths(), convention)
 
@@ -332,6 +448,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             torch.where(here, at[:, None], h.when),
             torch.where(here, mark[:, None], h.marks),
             torch.where(here[..., None], where[:, None], h.places),
+            context=h.context,
         )
 
     def log_intensity(
@@ -371,12 +488,17 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     def upper_bound(
         self, history: SpatialHawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
-        """The largest rate in the box on [a, b] seen from the last position: it fades, so that it
-        is the rate at a.
+        """The largest rate in the box on [a, b] seen from the last position: what events trigger
+        fades, so that it is the rate at a, but for effects of the calendar on the background.
         """
-        return self.log_intensity(history, a[:, None, None], history.lengths[:, None]).exp().sum(
-            (1, 2, 3)
-        ) * (1 + 1e-12)
+        s = self._strengths()
+        at, seen = a[:, None, None], history.lengths[:, None]
+        triggered = self._faded(history, at, seen, s)[:, 0, 0]
+        background = s.baseline.log()
+        if self.effects is not None:
+            bound = self.effects.upper_bound(a, b, history.context, s.baseline.dtype)
+            background = background + bound
+        return (background.exp() + triggered).sum(-1) * (1 + 1e-12)
 
     @torch.no_grad()
     def draw_places(
@@ -399,7 +521,8 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             * torch.exp(-s.decay * age)
             * self._mass(h.places, s)
         )
-        shares = torch.cat([s.baseline[mark][:, None], torch.where(seen, pull, 0.0)], 1).cumsum(1)
+        base = self._log_base(time[:, None], h.context, s)[:, 0].gather(1, mark[:, None]).exp()
+        shares = torch.cat([base, torch.where(seen, pull, 0.0)], 1).cumsum(1)
         coin = torch.rand(len(mark), 1, generator=random, dtype=torch.float64) * shares[:, -1:]
         parent = (
             torch.searchsorted(shares, coin, right=True)[:, 0].clamp(max=shares.shape[1] - 1) - 1
@@ -440,11 +563,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
         owner = rows[:, None].expand_as(known)[known]
         parents = Clusters(owner, history.when[known], history.marks[known], history.places[known])
-        own = torch.poisson(s.baseline.sum() * (stop - start), generator=random).long()
-        first = rows.repeat_interleave(own)
-        times = start[first] + (stop - start)[first] * _uniform(len(first), random)
-        marks = draw_marks(s.baseline.expand(len(first), -1), random)
-        immigrants = Clusters(first, times, marks, self.grid.draw(marks, random))
+        immigrants = self._immigrants(history, start, stop, s, random)
         newest = Clusters.joined([immigrants, self._offspring(parents, start, stop, s, random)])
         found = [newest]
         count = torch.bincount(newest.row, minlength=len(start))
@@ -453,6 +572,34 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             count = count + torch.bincount(newest.row, minlength=len(start))
             found.append(newest)
         return Clusters.joined(found) if int(count.max()) <= limit else None
+
+    def _immigrants(
+        self,
+        history: SpatialHawkesHistory,
+        start: Tensor,
+        stop: Tensor,
+        s: Strengths,
+        random: torch.Generator,
+    ) -> Clusters:
+        """Events of the background: those of its upper bound, thinned."""
+        bound = s.baseline.log().expand(len(start), -1)
+        if self.effects is not None:
+            bound = bound + self.effects.upper_bound(start, stop, history.context, bound.dtype)
+        total = bound.exp().sum(1)
+        own = torch.poisson(total * (stop - start), generator=random).long()
+        rows = torch.arange(len(start)).repeat_interleave(own)
+        times = start[rows] + (stop - start)[rows] * _uniform(len(rows), random)
+        rates = s.baseline.expand(len(rows), -1)
+        if self.effects is not None:
+            first = torch.cumsum(own, 0) - own
+            column = torch.arange(len(rows)) - first[rows]
+            padded = start[:, None].repeat(1, max(1, int(own.max())))
+            padded[rows, column] = times
+            rates = self._log_base(padded, history.context, s)[rows, column].exp()
+            kept = _uniform(len(rows), random) * total[rows] < rates.sum(1)
+            rows, times, rates = rows[kept], times[kept], rates[kept]
+        marks = draw_marks(rates, random)
+        return Clusters(rows, times, marks, self.grid.draw(marks, random))
 
     def _offspring(
         self, parents: Clusters, start: Tensor, stop: Tensor, s: Strengths, random: torch.Generator
@@ -494,7 +641,25 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             arrays = (paths.times, paths.mark_ids, paths.places)
             times, marks, places = (torch.from_numpy(np.array(x)) for x in arrays)
             pulled = pulled + self._pulled(times, marks, places, a, b, cells, s) / len(paths)
-        return s.baseline * self.grid.in_cells(cells) + pulled @ s.branching.T
+        base = s.baseline * self._mean_factor(history, a, b)
+        return base * self.grid.in_cells(cells) + pulled @ s.branching.T
+
+    def _mean_factor(
+        self, history: SpatialHawkesHistory, a: float, b: float
+    ) -> Float[Tensor, " M"] | float:
+        """The mean over [a, b] of what calendar and covariates multiply the background by."""
+        if self.effects is None:
+            return 1.0
+        low, high = (torch.tensor([x], dtype=torch.float64) for x in (a, b))
+        if b <= a:
+            return self.effects.values(low[:, None], history.context)[0, 0].exp()
+        cuts = self.effects.cuts(low, high, history.context).clamp(a, b)
+        edges = torch.cat([low[:, None], cuts, high[:, None]], 1).sort(1).values
+        x, weights = gauss_legendre(NODES)
+        width = edges.diff(dim=1)
+        nodes = edges[:, :-1, None] + width[..., None] * x
+        values = self.effects.values(nodes, history.context)[0].exp()
+        return torch.einsum("hqm,q,h->m", values, weights, width[0]) / (b - a)
 
     def _pulled(
         self,
@@ -544,11 +709,16 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     def _strengths(self) -> Strengths:
         logs = (self.log_baseline, self.log_branching, self.log_decay, self.log_spread)
         baseline, branching, decay, spread = (x.exp() for x in logs)
-        return Strengths(baseline, branching, decay, spread, self.grid.log_share)
+        weight = None if self.effects is None else self.effects.weight
+        return Strengths(baseline, branching, decay, spread, self.grid.log_share, weight)
+
+    def _detached(self) -> Strengths:
+        return Strengths(*(None if x is None else x.detach() for x in self._strengths()))
 
     def _log_likelihood(
         self, batch: Batch, s: Strengths, convention: str = "window"
     ) -> Float[Tensor, " B"]:
+        """With effects of calendar and covariates: without the integral of the background."""
         history = self._encode(batch, s)
         B, N = batch.times.shape
         position = torch.arange(N + 1).expand(B, N + 1)
@@ -562,7 +732,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         exposure = batch.scored_exposure
         if exposure is not None:
             left, right, seen = exposed_pieces(batch, exposure)
-        integral = self._integral(history, left, right, seen, s).sum(2)
+        integral = self._triggered(history, left, right, seen, s).sum(2)
+        if self.effects is None:
+            integral = integral + (right - left) * s.baseline.sum()
         if exposure is not None:
             integral = integral * exposure.at(left)[..., 0]
         scored = batch.scored
@@ -585,7 +757,14 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype)).real[:, :, 0, 0]
         excitation = torch.cat([rest.new_zeros(len(rest), 1, rest.shape[2]), rest], 1)
         return SpatialHawkesHistory(
-            times, batch.start, batch.lengths, excitation, batch.times, batch.marks, places
+            times,
+            batch.start,
+            batch.lengths,
+            excitation,
+            batch.times,
+            batch.marks,
+            places,
+            context=self.known_context(batch),
         )
 
     def _mass(self, places: Float[Tensor, "*S k"], s: Strengths) -> Float[Tensor, "*S"]:
@@ -595,22 +774,47 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         upper, lower = ends
         return (upper - lower).prod(-1)
 
+    def _log_base(
+        self, times: Float[Tensor, "B ..."], context: BatchContext | None, s: Strengths
+    ) -> Float[Tensor, "B ... M"]:
+        """log of the background's rate of every type in the whole box."""
+        flat = s.baseline.log().expand(*times.shape, -1)
+        if self.effects is None:
+            return flat
+        return flat + self.effects.values(times, context, weight=s.weight)
+
+    def _log_background(
+        self, times: Tensor, places: Tensor, context: BatchContext | None, s: Strengths
+    ) -> Float[Tensor, "B G Q M"]:
+        """log of the background at places, per unit of time and volume."""
+        return self._log_base(times, context, s) + self.grid.log_densities(s.log_share, places)
+
     def _ground(
         self, h: SpatialHawkesHistory, times: Tensor, seen: Tensor | None, s: Strengths
     ) -> Float[Tensor, "B G Q M"]:
+        return self._log_base(times, h.context, s).exp() + self._faded(h, times, seen, s)
+
+    def _faded(
+        self, h: SpatialHawkesHistory, times: Tensor, seen: Tensor | None, s: Strengths
+    ) -> Float[Tensor, "B G Q M"]:
+        """What past events add to the rate in the whole box."""
         anchor, excitation = _at(h, seen)
         jump = s.decay * excitation @ s.branching.T
         faded = torch.exp(-s.decay * (times - anchor[..., None]))
-        return s.baseline + faded[..., None] * jump[:, :, None]
+        return faded[..., None] * jump[:, :, None]
 
     def _integral(
         self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
     ) -> Float[Tensor, "B G M"]:
+        return (b - a)[..., None] * s.baseline + self._triggered(h, a, b, seen, s)
+
+    def _triggered(
+        self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
+    ) -> Float[Tensor, "B G M"]:
+        """The integral of what past events add."""
         anchor, excitation = _at(h, seen)
-        width = b - a
-        mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * width)
-        triggered = mass[..., None] * (excitation @ s.branching.T)
-        return width[..., None] * s.baseline + triggered
+        mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * (b - a))
+        return mass[..., None] * (excitation @ s.branching.T)
 
     def _local(
         self,
@@ -622,7 +826,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     ) -> Float[Tensor, "B G Q M"]:
         B, G, Q = times.shape
         index = torch.arange(G).expand(B, G) if seen is None else seen
-        background = s.baseline.log() + self.grid.log_densities(s.log_share, places)
+        background = self._log_background(times, places, h.context, s)
         piece = G
         if not torch.is_grad_enabled():
             piece = max(1, PAIRS // max(1, B * Q * h.when.shape[1]))
@@ -647,6 +851,42 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return torch.log(
             background.exp() + torch.einsum("bgqn,bnm->bgqm", each, s.branching.T[h.marks])
         )
+
+
+class _Background:
+    """The integral of a background with effects of calendar and covariates over the observed time,
+    and the penalty of their weights, which a Poisson process with the same effects chooses.
+    """
+
+    def __init__(self, data: Dataset, effects: Effects) -> None:
+        alone = fit_effects(data, effects.spec)
+        with torch.no_grad():
+            effects.weight.copy_(torch.from_numpy(alone.weight))
+        self.spec = effects.spec
+        self.design = integral_design(data, effects.spec, merged=True)
+        self.penalty = penalty_of(effects.spec, alone.penalties)
+        self.nodes = torch.from_numpy(np.ascontiguousarray(self.design.nodes[:, 1:]))
+        self.widths = torch.from_numpy(self.design.weights)
+
+    def integral(self, s: Strengths) -> Float[Tensor, ""]:
+        """Over all sequences and types."""
+        assert s.weight is not None
+        return (self.widths @ (self.nodes @ s.weight).exp()) @ s.baseline
+
+    def penalised(self, s: Strengths) -> Float[Tensor, ""]:
+        """Half of the quadratic penalty."""
+        assert s.weight is not None
+        penalty = torch.from_numpy(self.penalty[1:, 1:])
+        return (s.weight * (penalty @ s.weight)).sum() / 2
+
+    @torch.no_grad()
+    def centre(self, level: Tensor, weight: Tensor) -> None:
+        """Let ``level`` be the logarithm of the mean rates."""
+        moved = centred(
+            self.spec, self.design, level.detach().numpy().copy(), weight.detach().numpy().copy()
+        )
+        level.copy_(torch.from_numpy(moved[0]))
+        weight.copy_(torch.from_numpy(moved[1]))
 
 
 def _nearest(data: Dataset, box: Box) -> float:
