@@ -482,6 +482,6 @@ def test_where_events_excite_each_other_the_first_guess_is_their_hawkes_process(
 def test_no_such_guess_where_events_come_by_the_clock_or_hinder_each_other(name: str) -> None:
     model = DAPP()
     assert not any(
-        note.startswith("first guess") for note in model.initialise(simulate(name, 1000, seed=1))
+        note.startswith("initial fit") for note in model.initialise(simulate(name, 1000, seed=1))
     )
     assert model.first_guess is None

@@ -448,7 +448,7 @@ def test_without_excitation_nothing_is_said_of_features() -> None:
     model = Hawkes()
     found = fp.fit(model, data, progress=False)
     assert model.feature_ratios == []
-    assert any("events trigger nothing" in note for note in found.notes)
+    assert any("no event triggers others" in note for note in found.notes)
     assert np.isfinite(fp.evaluate(model, data).to_dict()["log_likelihood_per_event"])
 
 

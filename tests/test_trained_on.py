@@ -144,7 +144,7 @@ def test_last_event_of_an_inferred_window_is_scored(tmp_path: Path) -> None:
     folder = fitted(tmp_path / "log.csv")
     numbers, said = run("evaluate", folder, str(tmp_path / "log.csv"), "--no-fit-check")
     late = int((times >= 0.9 * times[-1]).sum())
-    assert numbers["events"] == late and "kept from training" in said
+    assert numbers["events"] == late and "held out from training" in said
 
 
 def test_report_has_a_note(data: Dataset, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def say(data: Dataset, outages: list[tuple[int, float, float, float]]) -> list[s
         end = shown(dates, b)
         found.append(
             f"no events from {begin} to {end}, where about {expected:,.0f} were expected: "
-            "treated as not recorded (outages=none counts it as observed; --gaps names the intervals)"
+            "treated as not recorded (outages=none counts it as observed; --gaps names intervals)"
         )
     return found
 

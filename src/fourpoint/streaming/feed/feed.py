@@ -165,7 +165,7 @@ def score_feed(
         if trained.log is not None and trained.log.exposure and tables.exposure is None:
             tell(
                 "warning: the model was fitted with an exposure, and this feed has none: it is "
-                "taken as 1 (--exposure FILE)"
+                "assumed to be 1 (--exposure FILE)"
             )
         memory = None if before is None else before.stream
         store = None if by is None or state is None else Store(state, durable=True)
