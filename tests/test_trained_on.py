@@ -57,8 +57,8 @@ def test_evaluate_scores_what_fit_held_out(data: Dataset, file: Path) -> None:
     assert numbers["sequences"] == len(dev) == 4 and numbers["events"] == dev.events
     assert "trained_on" not in numbers and "warning" not in said
     assert (
-        f"scored: {dev.events} of {data.events} events in 4 of 40 sequences, which were kept "
-        "from training"
+        f"scored: {dev.events} of {data.events} events in 4 of 40 sequences, which were "
+        "held out from training"
     ) in said
     again, _ = run("evaluate", folder, str(file), "--no-fit-check", "--split", "held-out")
     assert again == numbers

@@ -102,8 +102,8 @@ class SeismicDAPP(ETAS):
         strength: a of the attention's update; None for none.
         growth: of a_j with the magnitude.
         inherit: of the productivity of parents, from 0 to 1.
-        baseline, productivity, alpha, c, p, taper, distance, q, gamma, mc, b, background, region,
-            sources: as in :class:`ETAS`.
+
+    The other arguments are those of :class:`ETAS`.
 
     :meth:`maximum_likelihood` fits ETAS first, then the corrections; where there is a dev split,
     `fit` keeps those that raise its log-likelihood, down to ETAS itself.
