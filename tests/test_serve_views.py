@@ -299,7 +299,9 @@ def test_only_files_of_the_page_are_served(served: Served, path: str) -> None:
 # ---------------------------------------------------------------------- make serve
 
 
-def test_the_replay_is_the_log_with_one_marked_incident() -> None:
+def test_the_replay_is_the_log_with_one_marked_incident(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     from fourpoint.serve import demo
 
     every = demo.departures()
@@ -309,6 +311,9 @@ def test_the_replay_is_the_log_with_one_marked_incident() -> None:
     made_up = demo.incident()
     assert len(made_up) == demo.DELAYS
     assert {event.airport for event in made_up} == {demo.AIRPORT}
+    log = demo.as_log(made_up)
+    assert (log.ids, log.unit, len(log[0])) == ((demo.AIRPORT,), "hours", demo.DELAYS)
+    assert capsys.readouterr().err == ""  # no notes about options that the demo has not
 
 
 def test_a_speed_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

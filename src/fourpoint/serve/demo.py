@@ -26,7 +26,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from fourpoint.data.datasets import load
-from fourpoint.data.readers import read
+from fourpoint.data.readers import Asked, read_with_notes
 from fourpoint.errors import UserError
 from fourpoint.events import Dataset
 from fourpoint.models.hawkes import Hawkes
@@ -85,14 +85,8 @@ def as_log(events: Ordered[Departure]) -> Dataset:
         "airport": [event.airport for event in events],
         "delay": [event.delay for event in events],
     }
-    return read(
-        columns,
-        time="time",
-        mark="delay",
-        sequence="airport",
-        time_unit="hours",
-        timezone=ZONE,
-    )
+    asked = Asked(time="time", mark="delay", sequence="airport", time_unit="hours", timezone=ZONE)
+    return read_with_notes(columns, asked).data  # the notes name options that the demo has not
 
 
 def fitted(folder: Path, events: Ordered[Departure]) -> Path:

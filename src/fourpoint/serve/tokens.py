@@ -62,7 +62,7 @@ class Tokens:
     @staticmethod
     def read(path: Path) -> Tokens:
         """The tokens in ``path``; raises :class:`UserError` for a file that holds anything else,
-        and for one that others may read.
+        and for one that others may write.
         """
         try:
             text = path.read_text(encoding="utf-8")
