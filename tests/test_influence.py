@@ -21,7 +21,7 @@ from fourpoint.data.readers import write
 from fourpoint.events import Dataset, MarkSpace, UserError
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.inference.sampling import sample
-from fourpoint.models import DAPP, NHP, Hawkes, Poisson
+from fourpoint.models import DAPP, NHP, Hawkes, MarkovModulated, Poisson
 from fourpoint.models.hawkes_tests import designs_of, edge_tests
 from fourpoint.ops.discovery import discoveries
 from fourpoint.plots.influence import influence_graph, influence_map
@@ -197,6 +197,18 @@ def test_a_poisson_process_has_no_influence(data: Dataset) -> None:
     model.maximum_likelihood(data)
     found = fp.influence(model, data, events=60)
     assert not found.edges.any() and not found.matrix.any() and (found.p_values == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [(fp.Frailty, "the rate of their sequence"), (MarkovModulated, "the hidden level of the rate")],
+)
+def test_events_that_show_a_rate_lead_to_no_others(build: Any, words: str, data: Dataset) -> None:
+    """Patients with rates of their own: one admission more is a sign of a higher rate, and was
+    listed as leading to .8 others, with all pairs of types as edges.
+    """
+    with pytest.raises(UserError, match=f"past events only show how high {words} is.*compare"):
+        fp.influence(build(data.marks), data)
 
 
 def test_false_discoveries_are_rare() -> None:

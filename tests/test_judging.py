@@ -144,6 +144,32 @@ def test_distance_and_draws_agree_with_scipy():
     assert np.median(distances * np.sqrt(50)) == pytest.approx(0.81, abs=0.05)
 
 
+def test_sequences_that_have_gone_quiet_are_listed():
+    """Customers with rates of their own: a long silence is unusual of one who bought often."""
+    rng = np.random.default_rng(3)
+    rates = rng.gamma(1.0, 0.1, 300)
+    ends = np.full(300, 400.0)
+    ends[:15] = 200.0
+    rates[:15] = 0.2
+    rows = []
+    for i, (rate, end) in enumerate(zip(rates, ends, strict=True)):
+        times = np.sort(rng.uniform(0, end, rng.poisson(rate * end)))
+        rows.append(fp.Sequence(times, start=0.0, stop=400.0, id=f"c{i}"))
+    data = fp.Dataset.from_sequences(rows, unit="days")
+    model = fp.Frailty()
+    fp.fit(model, data, progress=False)
+    found = fp.anomalies(model, data, draws=19)
+    quiet = np.flatnonzero(found.q_silence <= 0.1)
+    assert set(range(15)) <= set(quiet.tolist()) and len(quiet) <= 17
+    assert f"{len(quiet)} sequences have gone quiet" in str(found)
+    last = data[0].times[-1]
+    assert found.silence[0] == 400.0 - last
+    times = np.linspace(last, 400.0, 4001)
+    rate = fp.intensity(model, data[0], (times[1:] + times[:-1]) / 2)[:, 0]
+    expected = np.exp(-np.sum(rate * np.diff(times)))
+    assert found.p_silence[0] == pytest.approx(expected, rel=1e-3)
+
+
 def test_sequences_without_events_and_bad_settings():
     data = fp.Dataset.from_sequences([fp.Sequence([], start=0.0, stop=9.0, id="quiet")])
     found = fp.anomalies(fp.Poisson(), data)

@@ -634,7 +634,7 @@ def anomalies(
     reading: typed.ReadingOptions,
 ) -> None:
     """Rank whole sequences by how unlikely they are under a saved model: p-values, and the
-    sequences that are anomalous at a false discovery rate of 10%.
+    sequences that are anomalous or have gone quiet, at a false discovery rate of 10%.
     """
     from fourpoint.cli.judging import run_anomalies
 

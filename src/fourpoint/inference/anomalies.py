@@ -13,6 +13,10 @@ and 3S are two-sided, and the p-value of the sequence is min(1, 3 min(p_N, p_3S,
 its Benjamini-Hochberg value: among the sequences with q <= .1 the expected share of false ones is
 at most 10% if sequences are independent.
 
+Whether a sequence has gone quiet is a question of its own. With w_N the integral of its rate since
+its last event, a silence as long as this has the probability exp(-w_N) under the model, and
+``q_silence`` is the Benjamini-Hochberg value of these.
+
 Source: Shchur, Turkmen, Januschowski, Gasthaus and Gunnemann, "Detecting anomalous event sequences
 with temporal point processes" (2021).
 """
@@ -28,6 +32,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from fourpoint.events import Dataset, Sequence, UserError, all_sequences, check_marks
+from fourpoint.events.dates import span_words
 from fourpoint.inference.goodness import gap_integrals, with_exact_times
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models.base import PointProcess
@@ -35,6 +40,7 @@ from fourpoint.ops.discovery import adjusted
 from fourpoint.report.printing import Printed, bar, text_table
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from rich.table import Table
 
 Floats = NDArray[np.float64]
@@ -44,6 +50,10 @@ MOST_DRAWS = 200_000
 DOUBTFUL = 0.05  # p-values up to which a sequence is compared with more draws
 NUMBERS = 2**22  # spacings that are drawn together
 SHOWN = 10
+COLUMNS_TEXT = """
+    events expected spacings p_count p_spacings p_ks p q silence p_silence q_silence
+"""
+COLUMNS = COLUMNS_TEXT.split()  # of the table, beside ids and reasons
 RATE = 0.1  # false discovery rate of the printed list
 
 
@@ -60,6 +70,10 @@ class Anomalies(Printed):
     p_ks: Floats
     p: Floats
     q: Floats
+    silence: Floats  # time since the last event, or since the start
+    p_silence: Floats
+    q_silence: Floats
+    unit: str = ""
     note: str = ""
 
     @property
@@ -83,7 +97,7 @@ class Anomalies(Printed):
         """All sequences, the most anomalous first, as an Arrow table."""
         rows = self.order
         columns: dict[str, Any] = {"sequence": [self.ids[i] for i in rows.tolist()]}
-        for name in ("events", "expected", "spacings", "p_count", "p_spacings", "p_ks", "p", "q"):
+        for name in COLUMNS:
             columns[name] = getattr(self, name)[rows]
         columns["reason"] = [self.reason(i) for i in rows.tolist()]
         return pa.table(columns)
@@ -94,9 +108,32 @@ class Anomalies(Printed):
         """
         found = {"sequences": len(self.ids), "false_discovery_rate": RATE}
         found |= {"anomalous": int((self.q <= RATE).sum())}
+        found |= {"quiet": int((self.q_silence <= RATE).sum())}
         return found | {"note": self.note, "ranking": self.table().to_pylist()}
 
-    def __rich__(self) -> Table:
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+
+        if not (self.q_silence <= RATE).any():
+            return self._ranking()
+        return Group(self._ranking(), "", self._quiet())
+
+    def _quiet(self) -> Table:
+        """The sequences that have gone quiet, the least probable silence first."""
+        quiet = np.flatnonzero(self.q_silence <= RATE)
+        title = f"{len(quiet):,} sequences have gone quiet (false discovery rate 10%)"
+        table = text_table(title, title_justify="left", box=None, pad_edge=False)
+        table.add_column("sequence", style="bold")
+        for name in ("events", "silent for", "probability of such a silence"):
+            table.add_column(name, justify="right")
+        for i in quiet[np.argsort(self.p_silence[quiet], kind="stable")][:SHOWN].tolist():
+            length = span_words(float(self.silence[i]), self.unit)
+            table.add_row(self.ids[i], f"{self.events[i]:,}", length, f"{self.p_silence[i]:.2g}")
+        if len(quiet) > SHOWN:
+            table.caption = f"{len(quiet) - SHOWN:,} more: -o FILE writes all"
+        return table
+
+    def _ranking(self) -> Table:
         count = int((self.q <= RATE).sum())
         title = f"{count:,} of {len(self.ids):,} sequences are anomalous (false discovery rate 10%)"
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
@@ -123,7 +160,7 @@ def anomalies(
     seed: int = 0,
     progress: bool = False,
 ) -> Anomalies:
-    """Compute how unlikely each whole sequence is under a fitted model.
+    """Compute how unlikely each whole sequence is under a fitted model, and which have gone quiet.
 
     Args:
         draws: of the Poisson process that each sequence is compared with. Sequences whose p-value
@@ -168,8 +205,31 @@ def anomalies(
     counts = np.array([max(0, len(own) - 1) for own in spacings])
     p_count = _count_p_values(counts, totals)
     p = np.minimum(1.0, 3 * np.minimum(p_count, np.minimum(p_spacings, p_ks)))
-    head = (tuple(tested.ids), counts, totals, statistics)
-    return Anomalies(*head, p_count, p_spacings, p_ks, p, adjusted(p), note)
+    p_silence = np.exp(-np.array([own[-1] for own in spacings]))
+    return Anomalies(
+        tuple(tested.ids),
+        counts,
+        totals,
+        statistics,
+        p_count,
+        p_spacings,
+        p_ks,
+        p,
+        adjusted(p),
+        _silences(tested),
+        p_silence,
+        adjusted(p_silence),
+        data.unit,
+        note,
+    )
+
+
+def _silences(data: Dataset) -> Floats:
+    """The time from the last event of each sequence, or its start, to the end of its window."""
+    last = data.starts.copy()
+    some = data.lengths > 0
+    last[some] = data.times[data.offsets[1:][some] - 1]
+    return data.stops - last
 
 
 def _count_p_values(counts: NDArray[np.int64], totals: Floats) -> Floats:

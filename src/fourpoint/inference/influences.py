@@ -220,6 +220,13 @@ def influence(
         raise UserError('correction as "by" or "bh"', f"{correction!r}", "Choose one of them.")
     if not data.events:
         raise UserError("data with events", "none", "Pass the data that the model was fitted to.")
+    if model.past_shows:
+        raise UserError(
+            "a model in which events lead to other events",
+            f"{type(model).__name__}, in which past events only show {model.past_shows}",
+            "`fourpoint compare` says whether past events matter beyond that; a Hawkes process or "
+            "a DAPP says which type leads to which (--model hawkes).",
+        )
     if isinstance(model, Hawkes):
         if horizon is not None:
             raise UserError(

@@ -173,6 +173,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
     has_inverse: ClassVar[bool] = False  # `inverse` is implemented
     has_attention: ClassVar[bool] = False  # `attended` is implemented
     fits_in_closed_form: ClassVar[bool] = False  # `maximum_likelihood` is implemented
+    # What past events show, in models in which none leads to another; "" in others.
+    past_shows: ClassVar[str] = ""
     draws_places: bool = False  # `draw_places` is implemented
     draws_clusters: bool = False  # `draw_clusters` is implemented
     sums_over_marks: ClassVar[bool] = False  # total rates without forming the rate of every mark

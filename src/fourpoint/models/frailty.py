@@ -87,6 +87,7 @@ class Frailty(PointProcess[FrailtyHistory]):
     has_closed_integral = True
     has_upper_bound = True
     fits_in_closed_form = True
+    past_shows = "how high the rate of their sequence is"
 
     def __init__(self, marks: MarkSpace | int | None = None, *, variance: float = 1.0) -> None:
         super().__init__()

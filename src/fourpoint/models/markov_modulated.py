@@ -130,6 +130,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
     linear = True
     has_closed_integral = True
     has_upper_bound = True
+    past_shows = "how high the hidden level of the rate is"
     fits_in_closed_form = True
 
     def __init__(
