@@ -14,6 +14,9 @@ call keeps a processor from taking several numbers at a time:
 
     gelu(x) = x (1 + erf(x / sqrt 2)) / 2,   erf(x) = x P(x^2) / Q(x^2),   |x| <= 4.
 
+Times d and the angles of the modes are float64 up to whole turns: after fifty turns float32 has an
+angle to 1e-5, and a rate with narrow peaks would be so rough that no integral of it settles.
+
 The functions are plain Python, slow but correct as they stand. They say the same as
 `DeepDAPP.log_total`. Axes: R positions, T times after each, J modes of all layers, H width of
 tokens, U = 2 H, K scales of time and V octaves of sinusoids in its logarithm.
@@ -34,12 +37,31 @@ from numpy.typing import NDArray
 
 from fourpoint.kernels import numba_dapp_loss as loss_loops, numba_series as series_loops
 from fourpoint.kernels.compiling import machine_code, threads
-from fourpoint.kernels.numba_dapp_loss import C0, C1, C2, C3, C4, S0, S1, S2, S3, S4, sinusoid
+from fourpoint.kernels.numba_dapp_loss import (
+    C0,
+    C1,
+    C2,
+    C3,
+    C4,
+    FAINT,
+    P1,
+    P2,
+    P3,
+    P4,
+    P5,
+    S0,
+    S1,
+    S2,
+    S3,
+    S4,
+    TWO,
+)
 from fourpoint.kernels.numba_series import log_one_plus
 
-f32 = np.float32
+f32, f64 = np.float32, np.float64
 TIMES = 8  # taken together
 Floats = NDArray[np.float32]
+Lags = NDArray[np.float64]
 HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
 ROOT = f32(math.sqrt(0.5))
 LOG2 = f32(math.log(2))
@@ -86,21 +108,21 @@ class Positions(NamedTuple):
 
 
 @cache
-def load() -> Callable[[Model, Positions, Floats], Floats]:
+def load() -> Callable[[Model, Positions, Lags], Floats]:
     """:func:`arguments` with its loops as machine code, cached on disk between runs if possible."""
     rating = (add_products, weighted_gelu, normalise, some)
-    loops = (sinusoid, logarithms, sines, prepare, *rating)
+    loops = (turn, logarithms, sines, prepare, *rating)
     modules = (series_loops, loss_loops, sys.modules[__name__])
     compiled = machine_code(modules, (sweep,), (), (log_one_plus,), loops)["sweep"]
 
-    def run(model: Model, positions: Positions, lags: Floats) -> Floats:
+    def run(model: Model, positions: Positions, lags: Lags) -> Floats:
         return arguments(compiled, model, positions, lags)
 
     return run
 
 
 def arguments(
-    loops: Callable[..., None], model: Model, positions: Positions, lags: Floats
+    loops: Callable[..., None], model: Model, positions: Positions, lags: Lags
 ) -> Floats:
     """z at (R, T) ``lags`` after each position. Threads share the positions."""
     found = np.empty(lags.shape, dtype=f32)
@@ -130,19 +152,20 @@ def sweep(first, last, model, positions, lags, found):
     J = len(model.decay)
     T = lags.shape[1]
     wide = -(-T // TIMES) * TIMES
-    modes = np.empty((2, J), dtype=np.float32)
+    cycles = np.empty(J, dtype=np.float64)
+    halvings = np.empty(J, dtype=np.float32)
     turned = np.empty((wide, 2, J), dtype=np.float32)
     inputs = np.empty((len(model.read) - 2 * J, wide), dtype=np.float32)
     states = np.empty((TIMES, len(model.read)), dtype=np.float32)
     hidden = np.empty((TIMES, len(model.rate)), dtype=np.float32)
     inner = np.empty((TIMES, len(model.rate_up)), dtype=np.float32)
-    own = np.empty(wide, dtype=np.float32)
+    own = np.empty(wide, dtype=np.float64)
     z = np.empty(TIMES, dtype=np.float32)
     for r in range(first, last):
         for t in range(wide):
             own[t] = lags[r, min(t, T - 1)]
-        prepare(r, model, positions, own, modes, inputs)
-        sinusoid(0, wide, own, modes[0], modes[1], turned)
+        prepare(r, model, positions, own, cycles, halvings, inputs)
+        turn(own, cycles, halvings, turned)
         for t in range(0, wide, TIMES):
             some(r, t, model, positions, turned, inputs, states, hidden, inner, z)
             for i in range(min(TIMES, T - t)):
@@ -150,30 +173,56 @@ def sweep(first, last, model, positions, lags, found):
 
 
 @no_type_check
-def prepare(r, model, positions, lags, modes, inputs):
+def prepare(r, model, positions, lags, cycles, halvings, inputs):
     """Cycles and halvings of the modes per unit of time, and the features of all times."""
     K = len(model.scales)
-    for j in range(len(model.decay)):
-        modes[0, j] = model.frequency[j] * positions.pace[r, j] * f32(1 / (2 * math.pi))
-    for j in range(len(model.decay)):
-        modes[1, j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
+    for j in range(len(cycles)):
+        cycles[j] = f64(model.frequency[j]) * f64(positions.pace[r, j]) * (1 / (2 * math.pi))
+    for j in range(len(halvings)):
+        halvings[j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
     for k in range(K):
         logarithms(k, lags, ONE / model.scales[k], model.reach, inputs)
     octaves = (len(inputs) - K) // 2
-    cycles = TURN
+    turns_per_unit = TURN
     for v in range(octaves):
-        sines(K + v, K + octaves + v, cycles, inputs)
-        cycles *= f32(2.0)
+        sines(K + v, K + octaves + v, turns_per_unit, inputs)
+        turns_per_unit *= TWO
     for k in range(K):
         for t in range(len(lags)):
             inputs[k, t] -= ONE
 
 
 @no_type_check
+def turn(lags, cycles, halvings, out):
+    """exp(a_j r_j d) of all modes at all lags: real parts, then imaginary parts.
+
+    As `numba_dapp_loss.sinusoid`, with whole turns taken off in float64.
+    """
+    for t in range(len(lags)):
+        exact = lags[t]
+        d = f32(exact)
+        for j in range(len(cycles)):
+            turns = exact * cycles[j]
+            u = f32(turns - np.rint(turns))
+            v = u * u
+            s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
+            c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
+            h = d * halvings[j]
+            h = FAINT if h > FAINT else h  # what is not a number stays so
+            n = np.rint(h)
+            rest = h - n
+            f = ONE + rest * (P1 + rest * (P2 + rest * (P3 + rest * (P4 + rest * P5))))
+            f *= np.int32((np.int32(127) - np.int32(n)) << np.int32(23)).view(np.float32)
+            y = TWO * s * f
+            out[t, 0, j] = f - y * s
+            out[t, 1, j] = y * c
+
+
+@no_type_check
 def logarithms(k, lags, factor, reach, inputs):
     """log(1 + d / s_k) into row k: the exponent of the number, and a series for the rest."""
     for t in range(len(lags)):
-        x = ONE + min(lags[t], reach) * factor
+        x = ONE + min(f32(lags[t]), reach) * factor
         bits = np.float32(x).view(np.int32)
         power = (bits >> np.int32(23)) - np.int32(127)
         rest = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
@@ -189,8 +238,8 @@ def sines(cosine, sine, cycles, inputs):
         v = u * u
         s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
         c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
-        inputs[cosine, t] = ONE - f32(2.0) * s * s
-        inputs[sine, t] = f32(2.0) * s * c
+        inputs[cosine, t] = ONE - TWO * s * s
+        inputs[sine, t] = TWO * s * c
 
 
 @no_type_check

@@ -375,7 +375,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             total = self._log_rate(self._queries(history, times, seen))
         else:
             at = history.at(seen)
-            lags = self._in_mean_gaps(times - at.times[..., None]).flatten(0, 1).contiguous()
+            gaps = (times - at.times[..., None]) / self.time_scale
+            lags = gaps.clamp(max=FARTHEST).double().flatten(0, 1).contiguous()
             found = arguments(self._rate_model(), _positions(at, self.read.bias), lags.numpy())
             total = self._log_softplus(torch.from_numpy(found).view(times.shape))
         return total + self._log_factor(history, times)
