@@ -195,6 +195,13 @@ def test_a_log_far_from_zero_begins_at_its_first_event() -> None:
     assert read(two, time="time", sequence="seq_id").starts.tolist() == [0.0, 0.0]
 
 
+def test_a_tiny_share_of_ties_is_not_said_to_be_none() -> None:
+    times = np.append(np.arange(9000.0), 8999.0)
+    assert describe_choices(read({"time": times}, window=(0, 9000))) == [
+        "0.01% of gaps are zero (ties kept; --ties error|jitter|drop)"
+    ]
+
+
 def test_windows_are_inferred_and_said(store: Any) -> None:
     data = read(store({"seq_id": [0, 0, 1, 2, 2], "t": [1.0, 4.0, 0.0, -2.0, 3.0]}))
     assert data.inferred and data.starts.tolist() == [0, 0, -2] and data.stops.tolist() == [4, 1, 3]

@@ -279,6 +279,10 @@ FAULTS = {
         b"1.5,2\n2.5,3\n",
         "expected a header line; received FILE: values such as '1.5' in line 1.",
     ),
+    "title.csv": (
+        b"Report of May\n\ntime,mark\n2024-05-01,a\n",
+        "none among 'Report of May' looks like one. Remove what stands above the header line, or",
+    ),
     "headless_words.csv": (
         b"2024-01-01 00:24,fire\n2024-01-01 00:31,fire\n",
         "expected a header line; received FILE: '2024-01-01 00:24' as the name of a column. Put",

@@ -196,4 +196,4 @@ def _marks(data: Dataset, column: str) -> str:
         listed += f" and {data.marks.count - LISTED:,} more"
     if not column:
         return listed
-    return f"{column!r}, {data.marks.count:,} types: {listed}"
+    return f"{column!r}, {data.marks.count:,} type{'s' * (data.marks.count != 1)}: {listed}"

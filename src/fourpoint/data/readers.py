@@ -341,7 +341,9 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
 def _tie_notices(data: Dataset, ties: Ties) -> list[str]:
     share = _tied(data) if ties == "keep" else 0.0
     if share:
-        return [f"{100 * share:.1f}% of gaps are zero (ties kept; --ties error|jitter|drop)"]
+        digits = ".1f" if share >= LEAST_SHOWN else ".1g"
+        percent = format(100 * share, digits)
+        return [f"{percent}% of gaps are zero (ties kept; --ties error|jitter|drop)"]
     return []
 
 
@@ -741,6 +743,7 @@ def _placed(
     return columns.error(error.expected, received, remedy)
 
 
+LEAST_SHOWN = 0.0005  # share that a tenth of a percent shows
 RAW = 1000  # first values of the column of times that are looked at
 DATE_NUMBERS = (19000101, 22001231)
 

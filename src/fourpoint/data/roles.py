@@ -356,7 +356,9 @@ class _Guess:
                 ", ..." if len(self.names) > 12 else ""
             )
             near = usable or self.names
-            if near:
+            if len(self.names) == 1 and self.kind(self.names[0]) != "number":
+                remedy = "Remove what stands above the header line, or check the separator."
+            elif near:
                 remedy = f"Name it, for example with time={near[-1]!r} (--time)."
             else:
                 remedy = "Add a column of times."

@@ -247,7 +247,10 @@ def _explained(
 
 
 JSON_LINES = "a file of JSON Lines"
-JSON_REMEDY = "Write one JSON object per line; other JSON is for `fourpoint data convert`."
+JSON_REMEDY = (
+    "Write one JSON object per line, for example with jq -c '.[]'; formats of other libraries "
+    "are for `fourpoint data convert`."
+)
 OTHER = re.compile(rb"(?m)^[ \t\r]*[^{ \t\r\n]")  # a line that does not begin with a brace
 BEHIND = re.compile(
     rb"\}[ \t\r]*[^]},\s]"

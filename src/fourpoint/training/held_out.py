@@ -234,7 +234,7 @@ def local_variation(data: Dataset) -> tuple[float, float]:
     less for regular events and more for clustered ones. Source: Shinomoto, Shima and Tanji,
     "Differences in spiking patterns among cortical neurons" (2003).
 
-    >>> regular = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0, 4.0, 5.0], stop=5.0)])
+    >>> regular = Dataset.from_sequences([Sequence([1.0, 2.0, 3.0, 4.0, 5.0])])
     >>> local_variation(regular)[0]
     0.0
     """
