@@ -385,6 +385,17 @@ def test_numbers_may_become_fractions_or_words_late_in_a_file(tmp_path: Path) ->
     assert late.times[-1] == 2.5 and late.marks.names == ("1", "late")
 
 
+def test_a_csv_keeps_the_offsets_of_its_times(tmp_path: Path) -> None:
+    rows = [f"2024-{month:02d}-05T10:00:00+0{1 + (4 <= month <= 10)}:00" for month in range(1, 13)]
+    file = tmp_path / "orders.csv"
+    file.write_text("ordered_at,amount\n" + "".join(f"{row},1.5\n" for row in rows))
+    found = read_with_notes(file)
+    assert found.clock is not None and found.clock.zone == "Europe/Berlin"
+    assert any("change as those of Europe/Berlin do" in note for note in found.notes)
+    hours = found.data.times * {"days": 24.0, "hours": 1.0}[found.data.unit] + 10
+    assert sorted(set(np.round(hours % 24).tolist())) == [9.0, 10.0]  # 9 is summer, of elapsed time
+
+
 def test_short_rows_of_text_are_read_without_a_loop(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(
         "user,time,mark\n" + "".join(f"u{i % 977},{i},m{i % 7}\n" for i in range(200_000))

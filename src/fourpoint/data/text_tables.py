@@ -76,8 +76,14 @@ def open_delimited(path: Path, codec: str | None, tabs: bool) -> Table:
         )
     dialect = _Dialect(path, codec, encoding, "\t" if tabs else separator_of(header))
     names = _names(dialect, text)
-    sample = _sample(dialect, first if whole else first[: first.rfind(b"\n") + 1], names)
+    whole_lines = first if whole else first[: first.rfind(b"\n") + 1]
+    sample = _sample(dialect, whole_lines, names, {})
     types = dict(zip(sample.schema.names, sample.schema.types, strict=True))
+    # Arrow would convert times with offsets to UTC, and the zone that they were written in is lost.
+    zoned = [name for name, kind in types.items() if pa.types.is_timestamp(kind) and kind.tz]
+    if zoned:
+        types |= dict.fromkeys(zoned, pa.string())
+        sample = _sample(dialect, whole_lines, names, dict.fromkeys(zoned, pa.string()))
     schema = pa.schema([(name, types.get(name, pa.null())) for name in names])
     words = [
         name
@@ -136,14 +142,15 @@ def separator_of(header: str) -> str:
     return max(SEPARATORS, key=bare.count)
 
 
-def _sample(dialect: _Dialect, first: bytes, names: list[str]) -> pa.Table:
+def _sample(
+    dialect: _Dialect, first: bytes, names: list[str], types: dict[str, pa.DataType]
+) -> pa.Table:
     """The first rows, parsed; without types where they cannot be, since reading the file will say
     why.
     """
     try:
-        table = _parse(replace(dialect, quoted_lines=True), pa.BufferReader(first), None, {}).slice(
-            0, HEAD
-        )
+        careful = replace(dialect, quoted_lines=True)
+        table = _parse(careful, pa.BufferReader(first), None, types).slice(0, HEAD)
         if len(set(names)) == len(names):
             return table
         return table.select([names.index(name) for name in dict.fromkeys(names)])
@@ -166,7 +173,11 @@ def _load(
         # a row of another type, longer than a block, or with a line end between quotes: more
         # slowly, but it may do
         pass
-    words = {name: kind for name, kind in known.items() if pa.types.is_dictionary(kind)}
+    words = {
+        name: kind
+        for name, kind in known.items()
+        if pa.types.is_dictionary(kind) or pa.types.is_string(kind)
+    }
     careful = replace(dialect, quoted_lines=True)
     try:
         return _read(careful, columns, words, BLOCK)

@@ -352,10 +352,10 @@ def _ladder(
     if affordable > 2 * pilot.raw.scored_events:
         some = _latest(data, int(affordable), seed)
         ladder = _Ladder(some, names, fixed, outages, seed, clock)
-    ladder.notes.insert(
-        0,
-        f"{ladder.raw.scored_events:,} of {total:,} events are compared, as the time budget allows",
-    )
+    compared = ladder.raw.scored_events
+    if compared < total:
+        part = f"{compared:,} of {total:,} events are compared, as the time budget allows"
+        ladder.notes.insert(0, part)
     return ladder
 
 
