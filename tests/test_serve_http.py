@@ -4,6 +4,7 @@ service lives on.
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
@@ -38,7 +39,7 @@ from fourpoint.serve.app import create_app
 from fourpoint.serve.databases import StoreError, database
 from fourpoint.serve.engine import Served
 from fourpoint.serve.refit import refit
-from fourpoint.serve.server import configuration
+from fourpoint.serve.server import configuration, listen
 from fourpoint.serve.service import Service
 from fourpoint.serve.settings import Limits, Scoring, Settings
 from fourpoint.serve.store import SqlStore
@@ -124,8 +125,7 @@ def served(folder: Path, settings: Settings, model: Path) -> Iterator[Web]:
     app = create_app(service, settings)
     service.start()
     server = uvicorn.Server(configuration(app, settings))
-    listening = socket.socket()
-    listening.bind(("127.0.0.1", 0))
+    listening = listen(replace(settings, port=0))
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     while not server.started:
@@ -247,6 +247,30 @@ def test_live_messages_come_and_are_sent_again(web: Web) -> None:
     assert not set(ids) & set(again)
     _, text = listen("of-another-start-7", "live-third")
     assert "live-first" in text and "live-third" in text
+
+
+def test_small_answers_are_sent_at_once() -> None:
+    """The body of an answer does not wait for the acknowledgement of its head."""
+    found = []
+
+    async def connect() -> None:
+        listening = listen(Settings(port=0))
+        accepted = asyncio.Event()
+
+        class Noting(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                own = transport.get_extra_info("socket")
+                found.append(own.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+                accepted.set()
+
+        server = await asyncio.get_running_loop().create_server(Noting, sock=listening)
+        _, writer = await asyncio.open_connection("127.0.0.1", listening.getsockname()[1])
+        await accepted.wait()
+        writer.close()
+        server.close()
+
+    asyncio.run(connect())
+    assert found == [1]
 
 
 def test_health_and_metrics(web: Web) -> None:

@@ -51,7 +51,9 @@ def listen(settings: Settings) -> socket.socket:
     whether one is available.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    found = socket.socket(family)
+    # asyncio sends small writes at once where a socket names TCP; otherwise the body of an answer
+    # waits for the acknowledgement of its head, 40 ms as a rule.
+    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         found.bind((settings.host, settings.port))
