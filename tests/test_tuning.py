@@ -72,9 +72,9 @@ def test_the_first_fit_is_the_model_as_it_is_and_the_result_is_not_worse(parts, 
         before = found.tried[:place]
         changes = [len(one.settings.items() - other.settings.items()) for other in before]
         assert min(changes) <= tuning.CHANGES
-    # A quarter for the first; trials with its schedule; three schedules are kept for the last one.
+    # Half for the first; trials with its schedule; three schedules are kept for the last one.
     budgets = [budget for _, budget, _ in quick]
-    assert budgets[0] == 12.0 and set(budgets[1:-2]) == {4.5}
+    assert budgets[0] == 24.0 and set(budgets[1:-2]) == {4.5}
     assert sum(taken for _, _, taken in quick) == pytest.approx(48.0) and budgets[-1] >= 9.0
     kept = fp.restore(tmp_path / "model")
     score = fp.evaluate(kept, parts[1]).scores["window"].per_event
@@ -101,6 +101,21 @@ def test_the_choice_of_the_model_is_part_of_the_search(parts, tmp_path, quick, m
     assert type(fp.restore(tmp_path / "model")) is fp.NHP
     assert 0 < found.corrected.low <= found.corrected.mean <= found.gain + 0.1
     assert "corrected for the choice among" in found.sentence
+
+
+def test_time_for_one_more_schedule_goes_to_a_trial(parts, tmp_path, quick):
+    found = fp.tune("rmtpp", *parts, budget=7.0, folder=tmp_path)
+    assert [one.kind for one in found.tried] == ["default", "trial"]
+
+
+def test_what_a_fit_took_beyond_its_budget_is_taken_from_the_next(parts, tmp_path, quick):
+    """The first fit takes two seconds more than it is given."""
+    search = tuning._Search("rmtpp", *parts, 9.0, tmp_path, "none", "cpu", 0, False)
+    search._fit("default", "rmtpp", {}, 1.0)
+    assert quick[-1][1] == 1.0 and search.over == 0.0
+    search.over = 2.0
+    search._fit("trial", "rmtpp", {}, 4.0)
+    assert quick[-1][1] == 2.0
 
 
 def test_a_fit_whose_paths_run_away_is_not_chosen(parts, tmp_path, quick, monkeypatch):

@@ -151,9 +151,9 @@ def difference(
         raise UserError(
             "data with at least one event", f"{data}", "Score another part of the data."
         )
-    own, other = (_gaps(model, data, tolerance, progress) for model in (first, second))
-    owner, marks, times = own.sequences, own.marks, own.ends
-    gains = own.nats - other.nats
+    gaps = _gaps(first, data, tolerance, progress)
+    owner, marks, times = gaps.sequences, gaps.marks, gaps.ends
+    gains = gaps.nats - _gaps(second, data, tolerance, progress).nats
     unit, unit_name = _units(data, owner)
     count = int(unit.max()) + 1
     is_event = marks >= 0

@@ -2,16 +2,16 @@ r"""Search for a model and settings under a time budget, by the likelihood of th
 
 The first fit is the default model with its own settings and its own schedule, as `fit` makes it.
 Where the model is left open ("auto"), the other models of AUTO follow in the same way, since the
-choice of the model matters more than any setting. None of these first fits has more than a quarter
-of the budget.
+choice of the model matters more than any setting. Each of these first fits has at most half of the
+budget.
 
 Each trial then changes one to three settings of the best fit so far and has as long a schedule as
 that fit, so that the two scores can be compared and the trial is itself a result. Values are
 proposed by a tree-structured Parzen estimator. From a quarter of its schedule on, a trial ends
 early where its score is below the median of the fits of the same model at the same share of their
-schedules. When no more than LAST_SHARE of the budget, or three times the seconds of the best fit,
-are left, the settings of the best fit are fitted again with a schedule as long as the time that
-remains, if that is at least half as long again as before.
+schedules. At the end the settings of the best fit are fitted again with a longer schedule, if the
+time that is left is at least half as long again as that fit took; trials leave so much time for it,
+and up to three times as long where that is at most a third of the budget.
 
 The result is the fit with the highest log-likelihood per event on dev among all, the first
 included, so that it is never worse there than the default. A fit whose simulated paths run away is
@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 AUTO = ("dapp", "deep-dapp")  # models that are tried where none is named; the first is the default
-FIRST_SHARE = 1 / 4  # of the budget, for each model with its own settings, at most
-LAST_SHARE = 1 / 3  # of the budget, for the last fit, at most
-LONGER = 3.0  # seconds that are kept for the last fit, in those of the best fit, at most
-WORTH = 1.5  # the same at which the last fit is made
+FIRST_SHARE = 1 / 2  # of the budget, for each model with its own settings, at most
+LAST_SHARE = 1 / 3  # of the budget, that is kept for the longer fit at the end, at most
+LONGER = 3.0  # the same, in seconds of the best fit
+WORTH = 1.5  # seconds of a longer fit at least, in those of the best fit
 TRIAL_TIMES = 1.5  # seconds of a trial, in those of the best fit: other sizes take longer
 STARTUP = 4  # trials that are drawn at random
 EARLIEST = 0.25  # share of a schedule before which no trial ends early
@@ -291,24 +291,28 @@ class TrialTask(NamedTuple):
     curves: tuple[tuple[float, ...], ...]
 
 
+class Scored(NamedTuple):
+    """A fitted model, the log-likelihoods of the units of dev under it, and their events."""
+
+    model: PointProcess
+    about: dict[str, Any]
+    scores: Floats
+    events: Floats
+
+    @property
+    def per_event(self) -> float:
+        """Nats per event on dev."""
+        return float(self.scores.sum() / max(1.0, self.events.sum()))
+
+
 class TrialEnd(NamedTuple):
-    """How a fit ended: the log-likelihoods of the units of dev and their events, None where it
-    ended early or failed.
+    """How a fit ended, its scores by the share of the schedule, and what was fitted: None where it
+    ended early, failed or is explosive.
     """
 
     ended: str
     curve: tuple[float, ...]
-    scores: Floats | None = None
-    events: Floats | None = None
-    model: PointProcess | None = None
-    about: dict[str, Any] | None = None
-
-    @property
-    def score(self) -> float | None:
-        """Nats per event on dev."""
-        if self.scores is None or self.events is None:
-            return None
-        return float(self.scores.sum() / max(1.0, self.events.sum()))
+    found: Scored | None = None
 
 
 def fit_trial(task: TrialTask) -> TrialEnd:
@@ -342,9 +346,9 @@ def fit_trial(task: TrialTask) -> TrialEnd:
             return TrialEnd("ended early", tuple(curve))
         if found.explosive and not default:
             return TrialEnd(f"explosive: {found.explosive}", tuple(curve))
-        scores, events = unit_log_likelihoods(found.model, task.dev)
-        known = about(Path(place))
-        return TrialEnd(found.stopped, tuple(curve), scores, events, found.model, known)
+        units = unit_log_likelihoods(found.model, task.dev)
+        scored = Scored(found.model, about(Path(place)), *units)
+        return TrialEnd(found.stopped, tuple(curve), scored)
 
 
 def _noting(
@@ -392,6 +396,7 @@ class _Search:
         self.study = _study(folder / JOURNAL, seed)
         self._check_journal()
         self.spent = sum(one.seconds for one in self._tried())
+        self.over = 0.0  # seconds that a fit took beyond those it was given, at most
 
     def run(self) -> Tuning:
         """First fits, trials, and the last fit, as far as they are not in the journal."""
@@ -401,41 +406,39 @@ class _Search:
             if not known and (kind == "default" or self._left() > LEAST_BUDGET):
                 self._fit(kind, name, {}, min(FIRST_SHARE * self.budget, self._left()))
         if not any(one.kind == "longer" for one in self._tried()):
-            self._trials()
+            self._trials(keep=True)
             best = self._best()
-            if self._left() > max(LEAST_BUDGET, WORTH * best.seconds):
+            if self._left() >= max(LEAST_BUDGET, WORTH * best.seconds):
                 self._fit("longer", best.model, best.settings, self._left())
+        self._trials(keep=False)
         return self._found()
 
-    def _trials(self) -> None:
-        """Trials until it is time for the last fit, one after the other or many at once."""
+    def _trials(self, *, keep: bool) -> None:
+        """Trials for as long as there is time for the schedule of the best fit, one after the other
+        or many at once. With ``keep`` they leave time for a longer fit.
+        """
         if self.jobs is None and self.ray is None:
-            while self._time_for_trials():
+            while seconds := self._trial_seconds(keep):
                 trial = self.study.ask()
                 name, settings = self._proposed(trial)
-                self._fit("trial", name, settings, self._trial_seconds(), trial)
+                self._fit("trial", name, settings, seconds, trial)
             return
         gpus = 1.0 if self.device.startswith("cuda") else 0.0
         with open_executor(
             Numbered(fit_trial), jobs=self.jobs or 1, ray=self.ray, gpus=gpus
         ) as executor:
-            while self._time_for_trials():
-                self._round(executor)
+            while seconds := self._trial_seconds(keep):
+                self._round(executor, seconds)
 
     def _left(self) -> float:
         return self.budget - self.spent
 
-    def _kept(self) -> float:
-        """Seconds that are kept for the last fit."""
-        return min(LAST_SHARE * self.budget, LONGER * self._best().seconds)
-
-    def _time_for_trials(self) -> bool:
-        """Whether there is time for a trial with the schedule of the best fit so far."""
-        needed = max(self._best().seconds, LEAST_BUDGET)
-        return self._left() - self._kept() >= needed
-
-    def _trial_seconds(self) -> float:
-        return min(TRIAL_TIMES * self._best().seconds, self._left() - self._kept())
+    def _trial_seconds(self, keep: bool) -> float:
+        """Seconds of a trial; 0 where there is no time for the schedule of the best fit so far."""
+        own = max(self._best().seconds, LEAST_BUDGET)
+        kept = max(WORTH * own, min(LAST_SHARE * self.budget, LONGER * own)) if keep else 0.0
+        available = self._left() - kept
+        return min(TRIAL_TIMES * own, available) if available >= own else 0.0
 
     # ------------------------------------------------------------------ fits
 
@@ -463,8 +466,11 @@ class _Search:
         """
         own = trial if trial is not None else self.study.ask(fixed_distributions={})
         began = time.monotonic()
-        ended = fit_trial(self._trial_task(kind, name, settings, seconds))
-        self._note(own, kind, name, settings, ended, time.monotonic() - began)
+        given = max(LEAST_BUDGET, seconds - self.over)
+        ended = fit_trial(self._trial_task(kind, name, settings, given))
+        taken = time.monotonic() - began
+        self.over = max(self.over, taken - given)
+        self._note(own, kind, name, settings, ended, taken)
 
     def _trial_task(
         self, kind: str, name: str, settings: dict[str, Any], seconds: float
@@ -475,7 +481,7 @@ class _Search:
             self.dev,
             kind,
             settings,
-            max(seconds, LEAST_BUDGET),
+            seconds,
             self.calendar,
             self.device,
             self.seed,
@@ -483,7 +489,7 @@ class _Search:
             self._curves(name),
         )
 
-    def _round(self, executor: Executor) -> None:
+    def _round(self, executor: Executor, seconds: float) -> None:
         """As many trials at once as there are workers. They cost the time of the longest."""
         asked = []
         for _ in range(max(1, executor.free())):
@@ -492,7 +498,7 @@ class _Search:
         began = time.monotonic()
         running = {}
         for trial, name, settings in asked:
-            task = self._trial_task("trial", name, settings, self._trial_seconds())
+            task = self._trial_task("trial", name, settings, seconds)
             running[trial.number] = (trial, name, settings)
             executor.submit((trial.number, task))
         while executor.busy():
@@ -515,17 +521,17 @@ class _Search:
         """Note how a fit ended, and keep its model if it is the best so far."""
         import optuna
 
-        scores = [one.score for one in self._tried() if one.score is not None]
-        score = result.score
+        score = None
         state = optuna.trial.TrialState.PRUNED
-        if score is not None:
+        if result.found is not None:
+            score = result.found.per_event
             state = optuna.trial.TrialState.COMPLETE
-            units = np.stack([result.scores, result.events])
             written = io.BytesIO()
-            np.save(written, units)
+            np.save(written, np.stack([result.found.scores, result.found.events]))
             write_atomic(self.folder / SCORES / f"{own.number}.npy", written.getvalue())
-            if score > max(scores, default=-np.inf):
-                save(result.model, self.folder / "model", about=result.about)
+            others = [one.score for one in self._tried() if one.score is not None]
+            if score > max(others, default=-np.inf):
+                save(result.found.model, self.folder / "model", about=result.found.about)
         self.spent += taken
         own.set_user_attr("kind", kind)
         own.set_user_attr("model", name)
