@@ -121,9 +121,7 @@ def load() -> Callable[[Model, Positions, Lags], Floats]:
     return run
 
 
-def arguments(
-    loops: Callable[..., None], model: Model, positions: Positions, lags: Lags
-) -> Floats:
+def arguments(loops: Callable[..., None], model: Model, positions: Positions, lags: Lags) -> Floats:
     """z at (R, T) ``lags`` after each position. Threads share the positions."""
     found = np.empty(lags.shape, dtype=f32)
     count = max(1, min(threads(), len(lags)))
