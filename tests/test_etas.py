@@ -32,6 +32,7 @@ from fourpoint.models.etas_fit import (
     put_parameters,
 )
 from fourpoint.ops import omori, regions
+from fourpoint.ops.triggering import Planned, sums_with_derivatives
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (60.0, 40.0)))
 TRUTH = dict(
@@ -238,8 +239,8 @@ def scattered(seed: int = 0) -> tuple[ETAS, Dataset]:
 
 @pytest.mark.filterwarnings("error")
 def test_a_fit_in_a_wide_region_does_not_run_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Groups of events that were chosen at the first parameters used to be summed at parameters far
-    from them, where their sums grow without bound.
+    """Sums over groups of events hold near the parameters at which the groups were chosen; the
+    search begins far from the truth.
     """
     monkeypatch.setattr(conditions, "TREE_WORK", 1)
     truth, data = scattered()
@@ -273,6 +274,18 @@ def test_parameters_stay_within_bounds_and_the_fit_says_where_they_end() -> None
     bounds = bounds_of(m, rounded)
     point = flat_parameters(m)
     assert bool((bounds.inside(point) == point).all())
+
+
+def test_sums_over_groups_have_exact_derivatives_where_gamma_is_zero() -> None:
+    data = catalogue(stop=40.0)
+    m = model(gamma=0.0)
+    log = Log(m, data.batch())
+    theta = m.strengths().theta().detach()
+    full, by_full = sums_with_derivatives(log.sources, log.queries, theta)
+    plan = Planned(log.sources, log.queries, theta, log.floor(m))
+    some, by_some = sums_with_derivatives(log.sources, log.queries, theta, plan)
+    torch.testing.assert_close(some, full, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(by_some[:, 4], by_full[:, 4], rtol=1e-2, atol=1e-4)
 
 
 def test_a_fit_ends_in_time_and_reports_progress() -> None:

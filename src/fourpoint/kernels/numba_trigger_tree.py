@@ -32,6 +32,7 @@ from fourpoint.kernels.numba_triggering import CHUNKS, SCALARS, pool
 BLOCK = 32  # events of the smallest blocks
 LEAF = 8  # events of a group that is not divided
 NEGLIGIBLE = 30.0  # largest rate of a group that is not opened, in units of the tolerance
+LEAST_GAMMA = 1e-6  # below, the width of a group of events is that of its mean magnitude
 DEEPEST = 200  # groups waiting to be looked at
 
 
@@ -119,8 +120,12 @@ def make_plan(
     stats = np.zeros((groups, 12))
     loops.moments(tree.order, tree.first, tree.last, times, flat, width, weights, stats)
     own = np.zeros(groups)
-    if spatial and theta[4] != 0.0:
+    if spatial and abs(theta[4]) > LEAST_GAMMA:
         own = (np.log(np.maximum(stats[:, 4], 1e-300)) - theta[3]) / theta[4]
+    elif spatial:
+        total, mean = np.zeros(groups), np.zeros((groups, 1))
+        loops.group_sums(*tree[:5], weights, np.ascontiguousarray(delta[:, None]), total, mean)
+        own = mean[:, 0]
     rates = np.array(floor)
     counts = np.zeros(len(at), dtype=np.int64)
     none_i, none_f = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32)

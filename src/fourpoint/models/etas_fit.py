@@ -152,7 +152,7 @@ class Log:
     def floor(self, model: ETAS) -> Float[Tensor, " J"]:
         """The background at the events used, in the units of the sums of `ops.triggering`."""
         s = model.strengths()
-        background = self._background(model) @ s.background
+        background = self.background(model) @ s.background
         return background / s.log_factor(self.sources.places is not None).exp()
 
     @torch.no_grad()
@@ -173,7 +173,7 @@ class Log:
             f"rates differ from full sums by {bias:.1e} on average, {size:.1e} in size"
         ]
 
-    def _background(self, model: ETAS) -> Float[Tensor, "J A"]:
+    def background(self, model: ETAS) -> Float[Tensor, "J A"]:
         """The densities that the rates of the background multiply."""
         count = len(self.used)
         if self.sources.places is None:
@@ -184,21 +184,20 @@ class Log:
         return torch.stack([uniform, self.density], 1)
 
     @torch.no_grad()
-    def rates(self, model: ETAS, s: Strengths) -> tuple[Tensor, Tensor]:
-        """The background's part of the rate at the events used, and the triggered one."""
+    def triggered(self, s: Strengths) -> Float[Tensor, " J"]:
+        """The triggered part of the rate at the events used."""
         if self.plan is None:
             sums = trigger_sums(self.sources, self.queries, s.theta())
         else:
             sums = self.plan(s.theta())
-        triggered = s.log_factor(self.sources.places is not None).exp() * sums
-        return self._background(model) @ s.background, triggered
+        return s.log_factor(self.sources.places is not None).exp() * sums
 
     def log_rates(self, model: ETAS, s: Strengths) -> tuple[Tensor, Tensor]:
         """log lambda at the events used (J,) and its derivatives (J, P) in the free parameters."""
         level = s.log_factor(self.sources.places is not None)
         theta = s.theta()
         sums, by_theta = sums_with_derivatives(self.sources, self.queries, theta, self.plan)
-        columns = self._background(model)
+        columns = self.background(model)
         factor = level.detach().exp()
         triggered = factor * sums
         rate = columns @ s.background.detach() + triggered
@@ -325,7 +324,7 @@ AT_BOUND: dict[str, tuple[str, str | tuple[str, str]]] = {
     "log_taper": ("tau", ("", "the data do not show where the decay ends")),
     "log_distance": ("d", ("distances below the resolution of places decide it", "")),
     "log_q": ("q", ("", "distances fall off faster than a power law")),
-    "gamma": ("gamma", "magnitudes and distances do not determine it"),
+    "gamma": ("gamma", ("distances do not grow with the magnitude", "")),
     "event_features.weight": ("alpha, or the weight of another event feature", ""),
 }
 
@@ -336,7 +335,7 @@ def bounds_of(model: ETAS, data: Dataset) -> Bounds:
     c lies between 1e-6 and 1,000 mean gaps, and below a tenth of the longest window; tau between
     the mean gap and ten windows; p between .4 and 4 (1.001 and 4 without a taper); d between the
     resolution of places and half of the region's width; q between 1.02 and 10; a standard
-    deviation of the magnitude changes D by a factor of e^-.2 to e^2.5 and that of any feature the
+    deviation of the magnitude multiplies D by a factor of 1 to e^2.5, and that of any feature the
     productivity by one of e^-3 to e^3.
     """
     events = max(1, data.scored_events)
@@ -358,7 +357,7 @@ def bounds_of(model: ETAS, data: Dataset) -> Bounds:
         "log_p": p,
         "log_taper": (math.log(min(gap, longest)), math.log(10 * longest), 1.0),
         "log_q": (math.log(0.02), math.log(9.0), 1.0),
-        "gamma": (-0.2 / deviation, 2.5 / deviation, 0.5 / deviation),
+        "gamma": (0.0, 2.5 / deviation, 0.5 / deviation),
     }
     if model.box is not None and data.places is not None:
         width = math.sqrt(model.area)
@@ -676,7 +675,7 @@ def _best_rank(model: ETAS, logs: list[Log], weights: list[Tensor], ranks: tuple
     """
     with torch.no_grad():
         s = model.strengths()
-        triggered = torch.cat([log.rates(model, s)[1] for log in logs])
+        triggered = torch.cat([log.triggered(s) for log in logs])
         total = float(s.background.sum())
     places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
     every = torch.cat(weights)

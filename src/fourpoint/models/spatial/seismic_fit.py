@@ -491,8 +491,10 @@ def _score_row(model: SeismicDAPP, batch: Batch) -> float:
     if not model.corrected:
         log = Log(model, batch)
         assert log.queries.places is not None  # the model has a box
-        _, triggered = log.rates(model, s)
-        rate = model.background_density(log.queries.places) + triggered
+        if len(model.sources):
+            log.density = model.kernel_density(log.queries.places)
+        log.make_plan(model)
+        rate = log.background(model) @ s.background + log.triggered(s)
         return float(rate.log().sum() - log.integral(model, s))
     first = int(torch.nonzero(batch.scored[0])[0, 0]) if bool(batch.scored.any()) else 0
     history = model.encode_from(batch, first)
