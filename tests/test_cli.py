@@ -195,7 +195,7 @@ def test_without_splits_a_seeded_tenth_is_kept_for_stopping(tmp_path: Path) -> N
     alone = call(
         "fit", tmp_path / "one.parquet", "--window", 0, 30, *network, "-o", tmp_path / "one"
     )
-    assert "the last tenth of the window is kept" in alone.stderr
+    assert "the last tenth of the window is held out" in alone.stderr
 
 
 def test_version_and_usage_errors() -> None:

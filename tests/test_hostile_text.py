@@ -229,7 +229,11 @@ def test_forecast_and_explain_print_and_draw_hostile_marks(
 ) -> None:
     file, model, words, _ = hostile
     options = [*words, "--by", SEQUENCE, "--sequence", IDS[0]]
-    options += ["--horizon", "5", "--paths", "20"] if verb == "forecast" else []
+    if verb == "forecast":
+        options += ["--horizon", "5", "--paths", "20"]
+    else:  # past events have no effect in a Poisson process
+        model = tmp_path / "hawkes"
+        fp.save(fp.Hawkes(fp.restore(hostile[1]).marks, branching=0.01), model)
     seen = command(verb, model, file, *options, "--plot", tmp_path / "a.svg").stdout
     assert sum(shown(mark) in joined(seen) for mark in MARKS) >= 3
     assert "</svg>" in (tmp_path / "a.svg").read_text()
