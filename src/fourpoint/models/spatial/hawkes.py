@@ -713,7 +713,10 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return Strengths(baseline, branching, decay, spread, self.grid.log_share, weight)
 
     def _detached(self) -> Strengths:
-        return Strengths(*(None if x is None else x.detach() for x in self._strengths()))
+        with torch.no_grad():
+            s = self._strengths()
+        weight = None if s.weight is None else s.weight.detach()
+        return s._replace(log_share=s.log_share.detach(), weight=weight)
 
     def _log_likelihood(
         self, batch: Batch, s: Strengths, convention: str = "window"
