@@ -272,7 +272,7 @@ OURS: dict[str, tuple[Callable[..., PointProcess], dict[str, int]]] = {
     "calendar Poisson": (Poisson, {}),
     "Hawkes": (Hawkes, {}),
     "modulated Hawkes": (ModulatedHawkes, {"exponentials": 3}),
-    HEADLINE: (MarkovModulated, {}),
+    HEADLINE: (MarkovModulated, {"slow": 7}),
 }
 DEFAULTS = ["calendar Poisson", "Hawkes", HEADLINE]
 

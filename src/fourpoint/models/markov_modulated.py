@@ -55,10 +55,9 @@ NODES = 8  # of the integral of the rate between neighbouring cuts, which are at
 BLOCKS = (900.0, 3600.0, 21600.0, 86400.0)  # seconds that a block may have, with a calendar
 LEAST_EVENTS = 1.0  # per block on average
 LAST_PHASED = 21600.0  # the longest block with phases of the day
-SLOW_LEVELS, SLOW_STEP = 7, 0.25  # slow levels, and the difference of neighbouring log levels
+SLOW_STEP = 0.25  # the difference of neighbouring log levels of the slow chain
 SLOW_STAY = 10 * DAY  # seconds that a slow level lasts on average, with a calendar
 SLOW_BLOCKS = 240  # blocks that it lasts otherwise
-SLOW_NEEDS = 56 * DAY  # seconds of data from which there are slow levels
 STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
 PRIOR = 1.0  # transitions from every state that are known a priori
 LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
@@ -113,8 +112,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         block: how long a state lasts at least, in seconds with a calendar, else in the data's unit
             of time; None: chosen from the data, an hour where that holds an event on average.
         phases: blocks of the day that have levels of their own; None: chosen with ``block``.
-        slow: levels of the slow chain, 1 for none; None: chosen from the data, 7 with a calendar
-            and eight weeks or more.
+        slow: levels of the slow chain, 7 say; 1 for none.
 
     >>> from fourpoint.events import Sequence
     >>> model = MarkovModulated(states=2, block=1.0)
@@ -140,7 +138,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         states: int = 5,
         block: float | None = None,
         phases: int | None = None,
-        slow: int | None = None,
+        slow: int = 1,
     ) -> None:
         super().__init__()
         if not 1 <= states <= 64:
@@ -149,14 +147,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
             raise UserError("a positive length of blocks", f"{block}", "Pass block=3600, say.")
         if phases is not None and phases < 1:
             raise UserError("at least one phase", f"{phases}", "Leave phases out.")
-        if slow is not None and not 1 <= slow <= 64:
+        if not 1 <= slow <= 64:
             raise UserError("1 to 64 slow levels", f"{slow}", "Pass slow=7, say.")
         self.marks = space_without_places(marks, "markov-modulated")
         self.states = states
         self.chosen_block = block
         self.chosen_phases = phases
-        self.chosen_slow = slow
-        self.slow = slow or 1
+        self.slow = slow
         self.block = 1.0 if block is None else float(block)
         kind = torch.float64
         self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=kind))
@@ -287,8 +284,6 @@ class MarkovModulated(PointProcess[ChainHistory]):
             even = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
             long_enough = observed >= 14 * DAY
             phases = round(per_day) if dated and even and long_enough else 1
-        if self.chosen_slow is None:
-            self.slow = SLOW_LEVELS if dated and observed >= SLOW_NEEDS else 1
         self.block = float(block)
         self.log_level = nn.Parameter(torch.zeros(phases, self.states, dtype=torch.float64))
         with torch.no_grad():
