@@ -259,8 +259,8 @@ CHAIN = Kernel(
     values=1e-10,
     gradients=None,
     benchmark="benchmarks/counts.py, Markov-modulated Poisson",
-    factor=0.0,
-    measured="seconds of a fit of that row with and without the kernel",
+    factor=217,
+    measured="processor time of one filter of its 7,300 hours with and without the kernel",
 )
 ATTENTION = Kernel(
     name="attention",
