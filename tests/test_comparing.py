@@ -21,6 +21,7 @@ from fourpoint.models import DAPP, Hawkes, Poisson
 from fourpoint.models.effects import effects_of
 from fourpoint.ops.pairing import paired_gain
 from fourpoint.training import comparing
+from fourpoint.training.closed_forms import fit_closed_forms, unit_scores
 from fourpoint.training.comparing import LADDER, Comparison, compare
 from fourpoint.training.comparison_words import number
 from fourpoint.training.held_out import Fold, Scores, between, folds_of, local_variation, z_score
@@ -158,7 +159,7 @@ def test_patients_whose_rates_differ_do_not_cluster() -> None:
         for rate in rates
     ]
     data = Dataset.from_sequences(visits)
-    found = compare(data, "poisson,frailty,hawkes", time_budget=AMPLE, progress=False)
+    found = compare(data, "poisson,hawkes", time_budget=AMPLE, progress=False)
     assert [step.name for step in found.steps] == ["constant", "frailty", "excitation"]
     assert found.recommended == "frailty" and not found.clustering_beyond_calendar
     said = " ".join(found.sentences)
@@ -167,6 +168,26 @@ def test_patients_whose_rates_differ_do_not_cluster() -> None:
     drawn = fp.sample(fp.Hawkes(baseline=2.0, branching=0.5, decay=20.0), 0.0, 2.0, 250, seed=1)
     again = compare(drawn, "poisson,frailty,hawkes", time_budget=AMPLE, progress=False)
     assert again.recommended == "excitation" and again.clustering_beyond_calendar
+
+
+def test_a_few_shops_with_levels_of_their_own_do_not_cluster() -> None:
+    random = np.random.default_rng(6)
+    sales = [
+        Sequence(np.sort(20.0 * random.random(random.poisson(20.0 * level))), start=0.0, stop=20.0)
+        for level in random.gamma(3.0, 2.0, 12)
+    ]
+    data = Dataset.from_sequences(sales)
+    found = compare(data, "poisson,hawkes", time_budget=AMPLE, progress=False)
+    assert [step.name for step in found.steps] == ["constant", "frailty", "excitation"]
+    assert found.recommended == "frailty" and not found.clustering_beyond_calendar
+    shown, dev = data[:10], data[10:]
+    fitted = fit_closed_forms(
+        data.marks,
+        shown,
+        lambda model: unit_scores(model, dev, "window"),
+        time_left=lambda: True,
+    )
+    assert max(fitted, key=lambda one: float(one.scores.sum())).name == "frailty"
 
 
 def test_events_that_were_recorded_twice_are_told() -> None:

@@ -34,6 +34,7 @@ from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.training.team import Team
 
 FEW_SEQUENCES = 30  # below this number sequences are cut into blocks of gaps
+SOME_SEQUENCES = 5  # from which on their rates may be said to differ
 UNITS = 60  # blocks of gaps in all, where sequences are few
 # quantile of Student's t that a gain has to exceed; weights are the best of many validations
 LEVEL = 0.995
@@ -90,7 +91,7 @@ def fit_closed_forms(
         names.append(CALENDAR)
     if repeated_windows(shown):
         names.append("spline-poisson")
-    if marks.box is None and features is None and len(shown) >= FEW_SEQUENCES:
+    if marks.box is None and features is None and len(shown) >= SOME_SEQUENCES:
         names.append("frailty")
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
         names.append("hawkes")

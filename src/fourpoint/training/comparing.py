@@ -58,9 +58,9 @@ from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
+from fourpoint.training.closed_forms import SOME_SEQUENCES
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
-    FEW_SEQUENCES,
     Fold,
     Scores,
     between,
@@ -251,8 +251,8 @@ def compare(
         models: names among poisson, calendar, frailty, hawkes, dapp and deep-dapp, together or
             separated by commas. The constant rate is always there, and with dates so are calendar
             and excitation. Without dates calendar is the time since the start of repeated windows.
-            Frailty is for 30 sequences or more: customers whose rates differ look like customers
-            whose events lead to further ones.
+            Frailty comes before excitation for five sequences or more: customers whose rates differ
+            look like customers whose events lead to further ones.
         calendar: terms of the calendar, as in :func:`fourpoint.fit`. With "auto" all terms of which
             the data cover enough periods: they are penalised, so that terms without an effect cost
             little, while a rhythm that is left out would look like clustering.
@@ -270,7 +270,7 @@ def compare(
     >>> from fourpoint.data.synthetic import simulate
     >>> found = compare(simulate("hawkes", 200), "poisson,hawkes", progress=False)
     >>> [step.name for step in found.steps], found.clustering_beyond_calendar
-    (['constant', 'excitation'], True)
+    (['constant', 'frailty', 'excitation'], True)
     """
     began = time.monotonic()
     names = _checked_models(models)
@@ -594,10 +594,12 @@ class _Ladder:
             model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
             best = fold.scores(model)
             self._add(COVARIATES, "poisson", k, best.total)
-        if "frailty" in self.names and fold.edges is None and len(fold.train) >= FEW_SEQUENCES:
+        past = "hawkes" in self.names or self.dated
+        # Rates that differ between sequences look like excitation, which is never judged without.
+        if ("frailty" in self.names or past) and len(fold.test) >= SOME_SEQUENCES:
             differing = self._fitted(Frailty(fold.train.marks), self.whole, fold.train)
             self._add(FRAILTY, "frailty", k, fold.scores(differing).total)
-        if "hawkes" in self.names or self.dated:
+        if past:
             self._excitation(k, fold, best)
 
     def _excitation(self, k: int, fold: Fold, best: Scores) -> None:
