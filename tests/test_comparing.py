@@ -222,7 +222,7 @@ def test_many_windows_without_dates_have_the_time_of_the_window() -> None:
     found = compare(
         fp.simulate("nonhomogeneous2", 200, seed=1), CLOSED, time_budget=AMPLE, progress=False
     )
-    assert [step.name for step in found.steps] == ["constant", "time", "excitation"]
+    assert [step.name for step in found.steps] == ["constant", "time", "frailty", "excitation"]
     assert found.recommended == "time"
     assert found.unit_name == "sequences"
     assert not found.clustering_beyond_calendar
