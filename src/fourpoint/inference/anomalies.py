@@ -40,7 +40,7 @@ from fourpoint.ops.discovery import adjusted
 from fourpoint.report.printing import Printed, bar, text_table
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import ConsoleRenderable
     from rich.table import Table
 
 Floats = NDArray[np.float64]
@@ -111,7 +111,7 @@ class Anomalies(Printed):
         found |= {"quiet": int((self.q_silence <= RATE).sum())}
         return found | {"note": self.note, "ranking": self.table().to_pylist()}
 
-    def __rich__(self) -> RenderableType:
+    def __rich__(self) -> ConsoleRenderable:
         from rich.console import Group
 
         if not (self.q_silence <= RATE).any():
