@@ -111,7 +111,7 @@ class StreamBank:
         start: the start of all windows, in the user's time unit.
         limit: the number of entities that stay in memory (at least those of one call); None for
             all. It requires ``spill`` and a model of constant memory.
-        spill: a folder for the other entities, used by this bank only; "" for a temporary file.
+        spill: a folder for the other entities of this bank alone; "" for a temporary file.
         alarms: largest number of false alarms per 1,000 events of all entities together, on average
             and of all kinds: of entities, of types and of the fleet, an equal share each; None: no
             monitoring.
