@@ -57,7 +57,7 @@ from fourpoint.serve.brokers.stream_group import (
 from fourpoint.serve.service import Service
 from fourpoint.serve.settings import Keeping, Scoring, Settings
 from fourpoint.storage.checkpoints import save
-from fourpoint.streaming.feed.feed import score_feed
+from fourpoint.streaming.feed.feed import score_feed, short_collections
 from fourpoint.training.fitting import fit
 
 PARTS = ("speed", "service", "redis", "kafka", "outage")
@@ -307,9 +307,10 @@ def service(given: argparse.Namespace, record: Record, model: PointProcess, fold
             served.start()
             feed = BrokerFeed(served, "redis", lambda: broker.source("fourpoint", _quiet))
             busy, began = time.process_time(), time.monotonic()
-            feed.start()
-            while feed.events < len(events):
-                time.sleep(0.01)
+            with short_collections():  # as the command has them
+                feed.start()
+                while feed.events < len(events):
+                    time.sleep(0.01)
             seconds = time.monotonic() - began
             used = time.process_time() - busy
             feed.close()

@@ -5,6 +5,7 @@ service lives on.
 from __future__ import annotations
 
 import asyncio
+import gc
 import http.client
 import json
 import logging
@@ -39,7 +40,7 @@ from fourpoint.serve.app import create_app
 from fourpoint.serve.databases import StoreError, database
 from fourpoint.serve.engine import Served
 from fourpoint.serve.refit import refit
-from fourpoint.serve.server import configuration, listen
+from fourpoint.serve.server import Server, configuration, listen, serve
 from fourpoint.serve.service import Service
 from fourpoint.serve.settings import Limits, Scoring, Settings
 from fourpoint.serve.store import SqlStore
@@ -271,6 +272,17 @@ def test_small_answers_are_sent_at_once() -> None:
 
     asyncio.run(connect())
     assert found == [1]
+
+
+def test_garbage_collections_are_short_while_it_serves(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collection that visits all objects of torch would stop every thread for .1 s and more."""
+    seen = []
+    monkeypatch.setattr(Server, "run", lambda self, sockets: seen.append(gc.get_freeze_count()))
+    settings = Settings(port=0)
+    serve(create_app(web.service, settings), settings)
+    assert seen[0] > 100_000
 
 
 def test_health_and_metrics(web: Web) -> None:

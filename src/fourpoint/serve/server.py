@@ -17,6 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fourpoint.errors import UserError
 from fourpoint.serve.service import Service
 from fourpoint.serve.settings import Settings
+from fourpoint.streaming.feed.feed import short_collections
 
 IDLE = 2.0  # times the patience until a connection that is kept open must have the next request
 LAST = 5.0  # seconds that open connections have when the service ends
@@ -42,7 +43,10 @@ def serve(app: FastAPI, settings: Settings, listening: socket.socket | None = No
     """Run ``app`` until SIGTERM or SIGINT, on a socket that :func:`listen` made."""
     service: Service = app.state.service
     config = configuration(app, settings)
-    with closing(listen(settings) if listening is None else listening) as found:
+    with (
+        closing(listen(settings) if listening is None else listening) as found,
+        short_collections(),
+    ):
         Server(config, service.live.close).run([found])
 
 
