@@ -197,7 +197,7 @@ def memory(asked: argparse.Namespace, record: Record, service: Service, source: 
     began = time.monotonic()
     for step in range(steps):
         for _ in range(each):
-            send(client, source.take())
+            until_acknowledged(client, source.take())
         found.append(service.resident_mb())
         if step % max(1, steps // 20) == 0:
             print(f"{(step + 1) * each * asked.batch:,} events: {found[-1]:.0f} MB", flush=True)
