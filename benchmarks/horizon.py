@@ -2,7 +2,7 @@
 
     python benchmarks/horizon.py --data DIR [--set stackoverflow_easytpp] [--models MODEL ...]
         [--budget 300] [--split test|dev] [--paths 400] [--device cpu|cuda] [--most N]
-        [--save FILE.npz] [--score FILE.npz] [--decoding]
+        [--undecoded] [--save FILE.npz] [--score FILE.npz] [--decoding]
 
 DIR holds stackoverflow_easytpp.parquet: EasyTPP's file with its splits, which HoTPP downloads and
 uses in its unit of time. A MODEL is a saved model's folder, or NAME or NAME@key=value,... of one
@@ -19,9 +19,10 @@ HoTPP's random numbers come from four loader processes and cannot be repeated; t
 with seed 42, and the mean number of events up to the horizon is printed to compare with that of
 HoTPP's results (test 15.58, dev 15.26).
 
-Decoders: `sampling` is one path, with the model's probabilities of types as scores; `argmax` takes
-the median time and the likeliest type, again and again; `decoded` minimises the expected OTD and
-orders times by the probability to be matched (`fp.predict`).
+Decoders: `decoded` minimises the expected OTD and orders times by the probability to be matched
+(`fp.predict`). With ``--undecoded`` also `sampling`, which is one path with the model's
+probabilities of types as scores, and `argmax`, which takes the median time and the likeliest type,
+again and again: these have no kernel and take longer than all the rest.
 
 ``--save`` writes predictions and truth, and ``--score`` scores such a file. Scores are those of
 HoTPP's own metric code where it is installed (`hotpp_metrics.py` says how, in one line), and
@@ -56,6 +57,7 @@ SLOTS = 32
 FAR = 60.0  # after which a path of fewer than ten events ends
 CROP_SEED = 42
 FORECASTS = 1000  # that are timed
+ALONE = 128  # histories whose states are in memory together, without a kernel for paths
 PUBLISHED = {"OTD": 12.14, "T-mAP": 22.72}  # of DeTPP on test
 DECODERS = ("sampling", "argmax", "decoded")
 Arrays = dict[str, Any]
@@ -75,6 +77,9 @@ def main() -> int:
     parser.add_argument("--most", type=int, help="score so many sequences; all by default")
     parser.add_argument("--save", type=Path, help="write predictions and truth")
     parser.add_argument("--score", type=Path, help="score a file of predictions")
+    parser.add_argument(
+        "--undecoded", action="store_true", help="score the other two decoders too, which is slow"
+    )
     parser.add_argument("--decoding", action="store_true", help="measure seconds")
     shared_options(parser)
     options = parser.parse_args()
@@ -107,7 +112,8 @@ def predictions(options: argparse.Namespace, record: Record) -> Arrays:
     arrays: Arrays = truth | {"types": np.array(whole.marks.count)}
     print(f"{options.split}: {len(histories):,} forecasts", flush=True)
     arrays |= decode(models, histories, whole.marks.count, options.paths, record)
-    arrays |= alone(models[0], histories, whole.marks.count)
+    if options.undecoded:
+        arrays |= alone(models[0], histories)
     return arrays
 
 
@@ -185,11 +191,15 @@ def decode(
     }
 
 
-def alone(model: Any, histories: Any, types: int) -> Arrays:
+def alone(model: Any, histories: Any) -> Arrays:
     """One sampled path and one path of medians and likeliest types, for each forecast."""
     arrays: Arrays = {}
     for name in ("sampling", "argmax"):
-        times, marks, scores = _single(model, histories, types, name == "sampling")
+        parts = [
+            _single(model, histories, rows, name == "sampling")
+            for rows in np.array_split(np.arange(len(histories)), math.ceil(len(histories) / ALONE))
+        ]
+        times, marks, scores = (np.concatenate(part) for part in zip(*parts, strict=True))
         inside = np.where(times < HORIZON, times, np.nan)
         arrays |= {
             f"{name}_otd_times": times[:, :STEPS],
@@ -389,10 +399,10 @@ def _mixed(parts: list[Any]) -> Any:
 
 
 def _single(
-    model: Any, histories: Any, types: int, sampled: bool
+    model: Any, histories: Any, rows: Any, sampled: bool
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """32 events after each history, one after the other: drawn, or the median time and the
-    likeliest type; with the log of each type's share of the rate.
+    """32 events after each of the histories ``rows``, one after the other: drawn, or the median
+    time and the likeliest type; with the log of each type's share of the rate.
     """
     import torch
 
@@ -401,10 +411,10 @@ def _single(
     from fourpoint.ops.thinning import draw_marks, unit_exponentials
 
     device = next(model.parameters()).device
-    rng = torch.Generator(device).manual_seed(0)
+    rng = torch.Generator(device).manual_seed(int(rows[0]))
     with eval_mode(model):
-        batch = histories.batch(np.arange(len(histories)))
-        begin = torch.from_numpy(histories.stops.copy()).to(device)
+        batch = histories.batch(rows)
+        begin = torch.from_numpy(histories.stops[rows]).to(device)
         past = remember(model, batch.to(device))
         at = begin
         times, marks, scores = [], [], []

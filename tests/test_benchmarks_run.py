@@ -70,7 +70,7 @@ ARGUMENTS = {
     "hawkes": "--events 400 --repeats 1 --coverage 2 --calendar 100",
     "influence": "--quick",
     "interval_coverage": "--quick",
-    "horizon": "--data {data} --models hawkes poisson --paths 4",
+    "horizon": "--data {data} --models hawkes poisson --paths 4 --undecoded",
     "leaderboard": (
         "--data {data} --sets taxi --models rmtpp easytpp-nhp --seeds 1 --budget 0.2 --most 20 "
         "--output {results}/cells.jsonl"
@@ -306,7 +306,8 @@ def _make_small(name: str, module: ModuleType, monkeypatch: pytest.MonkeyPatch) 
     if name == "leaderboard":
         monkeypatch.setattr(module, "EVENTS", 3)
     if name == "horizon":
-        for constant, small in (("EVERY", 2), ("FOLLOWING", 2), ("STEPS", 2), ("SLOTS", 4)):
+        sizes = {"EVERY": 2, "FOLLOWING": 2, "STEPS": 2, "SLOTS": 4, "ALONE": 3}
+        for constant, small in sizes.items():
             monkeypatch.setattr(module, constant, small)
 
 
