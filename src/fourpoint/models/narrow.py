@@ -23,7 +23,7 @@ from fourpoint.models.base import H, PointProcess
 from fourpoint.ops.quadrature import MOST
 
 GRAIN = 0.5  # pieces of an integral, in log(1 + d / shortest)
-FEW_NODES, MANY_NODES = 8, 32  # of each piece to begin with
+FEW_NODES, MANY_NODES = 8, 16  # of each piece to begin with
 # before a piece between ticks is cut: what a peak at its end does to one rule it does to those with
 # more nodes
 MOST_NODES = 16
@@ -43,7 +43,7 @@ class NarrowPeaks(PointProcess[H]):
     >>> from fourpoint.models.deep_dapp import DeepDAPP
     >>> model = DeepDAPP()
     >>> model.narrow.fill_(True).item(), model.first_nodes
-    (True, 32)
+    (True, 16)
     """
 
     narrow: Tensor

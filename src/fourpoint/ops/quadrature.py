@@ -53,15 +53,12 @@ ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 LEFT_LIMIT = 2.0**-31  # of an interval, before its end, where the limit from the left is looked at
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
-# An interval is cut into four: the outer parts are short, and the inner ones meet where its rate
-# is largest, so that a peak is at the end of two parts, and then in short ones.
-SHORT, INNER = 1 / 16, (1 / 8, 7 / 8)
+CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
-# Nodes of a rule whose error estimate may use a large share of the tolerance, and which needs no
-# second rule beside it if an interval begins with it. With fewer nodes an estimate can be a little
-# below the error, so that each interval has an even share.
+# Nodes of a rule whose error estimate may use a large share of the tolerance. With fewer nodes an
+# estimate can be a little below the error, so that each interval has an even share.
 TRUSTED = 16
-SPARE, LARGEST = 4, 96  # nodes of a rule in log-time beside its density, and in all
+SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
 DEPTH, DEEPEST = (
     5,
@@ -370,37 +367,29 @@ def _refining(
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
     ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
-    found = begun[:, :, 1:-1]
-    value = _sum(found, a, b)
+    value = _sum(begun[:, :, 1:-1], a, b)
     probes = yield from _probing(a, b, shortest)
+    nodes = 2 * first
     error = torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
-    largest = torch.zeros_like(error)
     work.spend(a.numel() * (first + 2) + probes.numel())
-    nodes = first
-    alone = first >= TRUSTED  # the first rule is judged by itself, with no second one
     while True:
-        if not alone:
-            nodes *= 2
-            found = yield _places(a.gather(1, which), b.gather(1, which), nodes), which
-            found = found.double()
-            work.spend(found[..., 0].numel())
         low = a.gather(1, which)
         high = b.gather(1, which)
+        found = yield _places(low, high, nodes), which
+        found = found.double()
+        work.spend(found[..., 0].numel())
         fine = _sum(found, low, high)
         all_ = which[..., None].expand(-1, -1, value.shape[-1])
         own_ends = ends.gather(1, which[..., None].expand(-1, -1, 2))
         own_probes = probes.gather(1, which[..., None].expand(-1, -1, probes.shape[-1]))
         asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
         move = (fine - value.gather(1, all_)).abs().sum(-1)
-        total = found.sum(-1)
-        doubt = _doubt(total, own_ends, own_probes, low, high, alone)
+        doubt = _doubt(found.sum(-1), own_ends, own_probes, low, high)
         now = move + doubt + asked_for
         error = error.scatter(1, which, now)
         rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
         value = value.scatter(1, all_, fine)
-        highest = gauss_legendre(nodes)[0].to(total)[total.argmax(-1)]
-        largest = largest.scatter(1, which, highest)
         if not bool(torch.isfinite(value).all()):
             raise _not_finite(value.sum(-1), a, b)
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
@@ -415,16 +404,13 @@ def _refining(
         which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
         if nodes >= most:
             break
-        alone = False
-    # Nodes are no farther apart than before, or parts might miss a peak.
-    first = max(TRUSTED, nodes // 4)
-    if not splits or not work.allows(4 * which.numel() * (first + 2)):
+        nodes *= 2
+    first = max(2, nodes // 4)  # nodes are no farther apart than before, or parts might miss a peak
+    if not splits or not work.allows(4 * which.numel() * 4 * first):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low = a.gather(1, which)
     high = b.gather(1, which)
-    peak = largest.gather(1, which).clamp(*INNER)
-    cuts = (low + (high - low) * cut for cut in (SHORT, peak, 1 - SHORT))
-    bounds = torch.stack([low, *cuts, high], -1)
+    bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
@@ -537,22 +523,19 @@ def _doubt(
     probes: Float[Tensor, "B H K"],
     a: Float[Tensor, "B H"],
     b: Float[Tensor, "B H"],
-    alone: bool,
 ) -> Float[Tensor, "B H"]:
     """Tail, edges and probes of the error estimate.
 
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over
-    the two before; for a rule that stands ``alone``, the largest of the last quarter of them, made
-    smaller by as much as they fell over the quarter before.
+    the two before.
     """
     nodes = values.shape[-1]
     count = probes.shape[-1]
     readings = values @ _readings(nodes, count).to(values)
-    modes, expected, predicted = readings.split([readings.shape[-1] - 2 - count, 2, count], -1)
+    modes, expected, predicted = readings.split([4, 2, count], -1)
     missed = (edges - expected).abs().sum(-1)
-    part = nodes // 4 if alone else 2
-    before = modes[..., -2 * part : -part].abs().amax(-1)
-    last = modes[..., -part:].abs().amax(-1)
+    before = modes[..., :2].abs().amax(-1)
+    last = modes[..., 2:].abs().amax(-1)
     falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
     doubt = last * falling + gauss_legendre(nodes)[0][0].to(values) * missed
     if count:
@@ -563,8 +546,8 @@ def _doubt(
 
 @lru_cache(maxsize=64)
 def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
-    """What maps values at four nodes or more to the second half of their Legendre coefficients, at
-    least four of them, and to their polynomial at both ends and at so many probes."""
+    """What maps values at four nodes or more to their last four Legendre coefficients, and to their
+    polynomial at both ends and at so many probes."""
     import numpy as np
 
     x, w = gauss_legendre(nodes)
@@ -574,7 +557,7 @@ def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
         * (2 * order + 1)
         * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
     )
-    columns = [modes[:, -max(4, nodes // 2) :], modes @ (-1.0) ** order, modes.sum(1)]
+    columns = [modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]
     at = 2 * _probe_lags(probes).numpy() - 1
     columns.append(modes @ np.polynomial.legendre.legvander(at, nodes - 1).T)
     return torch.from_numpy(np.column_stack(columns))
