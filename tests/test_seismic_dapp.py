@@ -18,6 +18,7 @@ from fourpoint.models.etas import ETASHistory
 from fourpoint.models.spatial import seismic_fit
 from fourpoint.models.spatial.seismic_dapp import SeismicHistory
 from fourpoint.storage.checkpoints import restore, save
+from fourpoint.training import fit
 
 SPACE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (20.0, 12.0)))
 GIVEN = dict(
@@ -285,3 +286,24 @@ def test_a_fit_improves_on_etas_on_later_data() -> None:
     model.correct(**model.stages["etas"])
     assert not model.corrected
     assert kept > seismic_fit.score(model, test) / test.scored_events + 0.05
+
+
+def test_without_time_corrections_are_left_out_and_the_fit_says_so() -> None:
+    train, dev, _ = swarms().split_at([200.0, 300.0])
+    model = SeismicDAPP(SPACE)
+    found = fit(model, train, dev, progress=False, time_budget=1e-9)
+    notes = " ".join(found.notes)
+    assert "stopped by the time budget" in notes
+    assert "ended before all corrections were tried" in notes
+    assert set(model.stage_values) == {"etas"} and not model.corrected
+
+
+def test_attention_of_no_effect_keeps_the_integral() -> None:
+    """With a huge a_j the integral of what one event triggers is scale times Lambda_j."""
+    one, none = np.ones(1), np.zeros(1)
+    no_pairs = (np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0), np.zeros(2, dtype=np.int64))
+    total = numba_seismic.replay(
+        0, 0, *no_pairs, none, one, 1.0, none, 0.7 * one, none, 1e18, 0.0, 0.0, 0.5,
+        one.copy(), none.copy(), one.copy(),
+    )  # fmt: skip
+    assert total == pytest.approx(0.35)

@@ -624,11 +624,12 @@ def replay(
             low = dues[n]
             if i < scored:
                 low = early[j]
-            total += weight * math.log((a + scale * final[j]) / (a + scale * low))
+            total += weight * math.log1p(scale * (final[j] - low) / (a + scale * low))
         given[i] = math.exp(inherit * logs)
     for j in range(events):
         a = strength * math.exp(growth * delta[j])
-        total += a * given[j] * math.log((a + scale * final[j]) / (a + scale * early[j]))
+        more = scale * (final[j] - early[j])  # log1p: a may be so large that a + more is a
+        total += a * given[j] * math.log1p(more / (a + scale * early[j]))
     return total
 
 

@@ -58,6 +58,7 @@ LEAST = 1e-4  # share of the rate of pairs that are listed
 SPARSE = 1e-5  # share of the triggered events below which a weight is dropped
 TILTS = (0.0, -0.15)  # per decade of time and unit of magnitude
 CHUNKS = 8
+OUT_OF_TIME = "the time budget ended before all corrections were tried"
 
 
 class Row(NamedTuple):
@@ -93,6 +94,8 @@ def fit_corrections(model: SeismicDAPP, data: Dataset) -> list[str]:
     stages are left in ``model.stages``.
     """
     limits = fit_limits.current()
+    if limits.left <= 0:
+        return [OUT_OF_TIME]
     logs = [Log(model, data.batch([row])) for row in range(len(data))]
     for log in logs:
         log.look_at(max(1, MOST // len(logs)), log.tolerance)
@@ -126,7 +129,7 @@ def fit_corrections(model: SeismicDAPP, data: Dataset) -> list[str]:
         limits.report("attention", 0.6)
         notes += fit_attention(model, rows_of(model, logs), events)
     else:
-        notes.append("the time budget ended before all corrections were tried")
+        notes.append(OUT_OF_TIME)
     return notes
 
 
@@ -448,8 +451,8 @@ def fit_attention(model: SeismicDAPP, rows: list[Row], events: int) -> list[str]
     options = {"maxfev": 160, "xatol": 0.02, "fatol": 1e-5, "initial_simplex": simplex}
     best = minimize(loss, start, method="Nelder-Mead", options=options, callback=enough)
     gain = -best.fun - before / events
-    strength, scale, level = np.exp(best.x[[0, 3, 4]])
-    inherit = 1 / (1 + math.exp(-best.x[2]))
+    strength, scale, level = np.exp(np.clip(best.x[[0, 3, 4]], -20, 20))
+    inherit = 1 / (1 + math.exp(-float(np.clip(best.x[2], -30, 30))))
     said = (
         f"attention: a {strength:.3g}, growth {best.x[1]:.3g}, inheritance {inherit:.2f}, "
         f"{gain:+.4f} on training events"
@@ -533,7 +536,7 @@ def keep_best(model: SeismicDAPP, dev: Dataset) -> list[str]:
     values: dict[str, float] = {}
     cost = 0.0
     for count, name in enumerate(order):
-        if limits.left < 1.5 * cost:
+        if values and limits.left < 1.5 * cost:
             break
         limits.report("scoring on dev", count / len(order))
         began = time.monotonic()
