@@ -62,7 +62,7 @@ from fourpoint.models.base import PointProcess
 Floats = NDArray[np.float64]
 LEVELS = (np.arange(200) + 0.5) / 200
 LOW, HIGH = 0.05, 0.95
-CALENDAR = ("hour", "week")
+CALENDAR = ("hour", "week", "trend")
 PART = "hourly counts, a day ahead at midnight"
 HEADLINE = "Markov-modulated Poisson"
 SAMPLES = 1000  # of Prophet
@@ -272,7 +272,7 @@ OURS: dict[str, tuple[Callable[..., PointProcess], dict[str, int]]] = {
     "calendar Poisson": (Poisson, {}),
     "Hawkes": (Hawkes, {}),
     "modulated Hawkes": (ModulatedHawkes, {"exponentials": 3}),
-    HEADLINE: (MarkovModulated, {"slow": 7}),
+    HEADLINE: (MarkovModulated, {}),
 }
 DEFAULTS = ["calendar Poisson", "Hawkes", HEADLINE]
 
