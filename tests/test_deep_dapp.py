@@ -302,3 +302,22 @@ def test_former_names_of_settings_are_taken_with_a_warning() -> None:
     assert not {"waves", "unheard", "unmarked"} & set(model.settings())
     with pytest.raises(TypeError, match="ripples"):
         DeepDAPP(ripples=3)
+
+
+def test_the_kernel_keeps_angles_after_many_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of narrow peaks are sums of fast modes: with angles in float32 they are rough."""
+    monkeypatch.setattr("fourpoint.kernels.conditions.RATE_WORK", 0)
+    model = DeepDAPP(width=8, modes=4).eval()
+    with torch.no_grad():
+        for layer in model._stack():
+            layer.first_decay.fill_(1.0)
+            layer.log_decay.fill_(-20.0)
+            layer.turns.fill_(2.0**14)
+            layer.steady.fill_(True)
+    batch = Sequence([], start=0.0, stop=20.0).batch()
+    times = torch.linspace(10.0, 10.001, 32, dtype=torch.float64)[None, None]
+    with torch.no_grad():
+        found = model.log_total(model.encode(batch), times)
+        exact = model.double().log_total(model.encode(batch), times)
+    assert float(exact.std()) > 1e-2
+    assert torch.allclose(found.double(), exact, rtol=0, atol=1e-5)
