@@ -18,7 +18,7 @@ from fourpoint.models.etas import ETASHistory
 from fourpoint.models.spatial import seismic_fit
 from fourpoint.models.spatial.seismic_dapp import SeismicHistory
 from fourpoint.storage.checkpoints import restore, save
-from fourpoint.training import fit
+from fourpoint.training.fitting import fit
 
 SPACE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (20.0, 12.0)))
 GIVEN = dict(
