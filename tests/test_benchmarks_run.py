@@ -45,7 +45,7 @@ PEERS = {
     "EasyTPP": "easy_tpp",
     "tick": "tick",
     "HawkesPyLib": "HawkesPyLib",
-    "Prophet": "pandas",
+    "Prophet": "prophet",
     "statsforecast": "statsforecast",
     "Poisson GLM": "statsmodels",
 }

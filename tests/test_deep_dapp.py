@@ -319,5 +319,5 @@ def test_the_kernel_keeps_angles_after_many_turns(monkeypatch: pytest.MonkeyPatc
     with torch.no_grad():
         found = model.log_total(model.encode(batch), times)
         exact = model.double().log_total(model.encode(batch), times)
-    assert float(exact.std()) > 1e-2
+    assert float(exact.std()) > 1e-3  # the modes are seen in the rate
     assert torch.allclose(found.double(), exact, rtol=0, atol=1e-5)

@@ -69,7 +69,7 @@ def test_the_demo_writes_page_model_and_numbers_that_agree(
     best = max(rows, key=lambda row: row["log_likelihood_per_event"])["model"]
     assert (
         f'<tr class="best"><td>{best}</td>' in page
-        and f"<strong>{best}</strong> explains best" in page
+        and f"<strong>{best}</strong> predicts best" in page
     )
     assert page.count("<svg") == 9 and page.count('class="plot half"') == 4
     assert (

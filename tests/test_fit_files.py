@@ -221,13 +221,13 @@ def test_a_second_fit_into_a_folder_is_refused(
     tried: list[Any] = []
     original = training_run.Run.maximise
 
-    def meanwhile(run: training_run.Run, shown: Dataset) -> training_run.Fit:
+    def meanwhile(run: training_run.Run, shown: Dataset, *further: Any) -> training_run.Fit:
         words = ["fit", str(file), "--model", "poisson", "-o", str(folder), "--seed", "5"]
         tried.append(CliRunner().invoke(app, words))
         with pytest.raises(UserError) as caught:
             fit(Poisson(), data(), folder=folder, progress=False)
         tried.append(caught.value)
-        return original(run, shown)
+        return original(run, shown, *further)
 
     monkeypatch.setattr(training_run.Run, "maximise", meanwhile)
     fit(Hawkes(), data(), folder=folder, progress=False)

@@ -223,7 +223,7 @@ def test_a_state_of_the_last_version_is_refused_with_a_way_on(hawkes: tuple[Any,
         UserError,
         match=(
             r"a state of version 2; received version 1. Use the version of Fourpoint that wrote "
-            r"it, or begin"
+            r"it, or start"
         ),
     ):
         Stream.restore(hawkes[0], sealed(hawkes[1][len(MAGIC) + LAYOUT.size :], version=1))

@@ -376,7 +376,7 @@ def place_resolution(places: NDArray[np.float64]) -> float:
     """The distance between neighbouring places of rounded coordinates, in their unit: the first
     percentile of distances to the nearest other place; 0 unless events share places.
 
-    >>> place_resolution(np.round(np.random.default_rng(0).uniform(0, 5, (2000, 2)), 1)).round(6)
+    >>> round(place_resolution(np.random.default_rng(0).uniform(0, 5, (2000, 2)).round(1)), 6)
     0.1
     """
     from scipy.spatial import cKDTree

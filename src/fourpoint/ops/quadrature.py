@@ -276,7 +276,7 @@ def integrating_in_log_time(
     """
     low, high = (torch.log1p((x - since) / scale) for x in (left, right))
     wanted = density * (high - low) + SPARE
-    count = 8 * torch.ceil(wanted / 8).long().clamp(max=LARGEST + 8)
+    count = 4 * torch.ceil(wanted / 4).long().clamp(max=LARGEST + 4)
     value = torch.zeros_like(left)
     error = torch.full_like(left, torch.inf)
     for nodes in sorted({int(n) for n in count.unique()}):

@@ -577,7 +577,7 @@ def _remarks(run: Run, recipe: Recipe, steps: int) -> list[str]:
     if run.fit.stopped == "time budget" and steps < recipe.steps / 4:
         found.append(
             f"the time budget ended training after {steps:,} of {recipe.steps:,} steps: a "
-            "longer one may do better"
+            "longer budget may improve the result"
         )
     if run.closed_forms and run.train.scored_events < SMALL:
         few = f"{run.train.scored_events:,} training events are few for a neural model"
