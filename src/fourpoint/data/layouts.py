@@ -81,8 +81,8 @@ class Edges:
         name = self.named[edge]
         if name is None:
             try:
-                return np.full(len(ids), float(self.pair[edge]))  # type: ignore[arg-type]
-            except (TypeError, ValueError):
+                return np.full(len(ids), float(str(self.pair[edge])))
+            except ValueError:
                 raise UserError(
                     "a number or a column for each edge of the window, as the times are numbers",
                     f"{self.pair[edge]!r}",
