@@ -314,10 +314,11 @@ def test_the_kernel_keeps_angles_after_many_turns(monkeypatch: pytest.MonkeyPatc
             layer.log_decay.fill_(-20.0)
             layer.turns.fill_(2.0**14)
             layer.steady.fill_(True)
+        model.read.weight.mul_(2.0)
     batch = Sequence([], start=0.0, stop=20.0).batch()
     times = torch.linspace(10.0, 10.001, 32, dtype=torch.float64)[None, None]
     with torch.no_grad():
         found = model.log_total(model.encode(batch), times)
         exact = model.double().log_total(model.encode(batch), times)
-    assert float(exact.std()) > 1e-3  # the modes are seen in the rate
+    assert float(exact.std()) > 1e-2
     assert torch.allclose(found.double(), exact, rtol=0, atol=1e-5)
