@@ -83,6 +83,38 @@ def test_the_integral_agrees_with_quadrature_under_exposure() -> None:
     assert float(closed.sum().detach()) == pytest.approx(float(by_sum), rel=1e-6)
 
 
+def test_sequences_with_one_origin_share_the_integral_of_the_population() -> None:
+    """The rate of the population is computed once for sequences with one clock; alone, each
+    sequence has the same likelihood.
+    """
+    random = np.random.default_rng(3)
+    context = Context(origin=np.array([ORIGIN]))
+    sequences = [
+        Sequence(np.sort(random.random(n) * 20), start=0.0, stop=20.0, id=str(n), context=context)
+        for n in (0, 3, 7)
+    ]
+    data = Dataset.from_sequences(sequences, unit="days")
+    model = Frailty(variance=0.5)
+    model.add_effects(effects_of(data, ["hour", "weekday"]))
+    with torch.no_grad():
+        model.effects.weight.copy_(torch.from_numpy(random.normal(size=(31, 1))))
+    together = log_likelihood(model, data.batch()).value
+    alone = [log_likelihood(model, one.batch()).value for one in data]
+    torch.testing.assert_close(together, torch.cat(alone), rtol=1e-10, atol=1e-10)
+    nodes: list[int] = []
+    values = model.effects.values
+
+    def counted(times: torch.Tensor, *rest: object, **more: object) -> torch.Tensor:
+        nodes.append(times.numel())
+        return values(times, *rest, **more)
+
+    model.effects.values = counted
+    model._expected(data)
+    of_three, nodes[:] = sum(nodes), []
+    model._expected(data.select(np.array([0])))
+    assert of_three == pytest.approx(sum(nodes), rel=0.1)
+
+
 def test_variance_is_recovered() -> None:
     covered = []
     for seed in range(10):

@@ -467,3 +467,19 @@ def test_a_column_of_customers_is_told() -> None:
     found = inspect({"customer": names, "date": stamps})
     if found.reading.roles.sequence is None:
         assert any("--sequence customer" in note for note in found.reading.notes)
+
+
+def test_the_type_of_each_machine_is_no_type_of_event() -> None:
+    random = np.random.default_rng(0)
+    machine = random.integers(0, 12, 120)
+    days = np.sort(random.integers(0, 1000, 120))
+    table = {
+        "failed": (np.datetime64("2022-01-01") + days).astype(str).tolist(),
+        "machine": [f"M{k}" for k in machine],
+        "type": ["A" if k < 6 else "B" for k in machine],
+    }
+    found = inspect(table)
+    assert found.reading.roles.mark is None
+    assert "--sequence-covariates type uses that" in printed(found)
+    table["type"] = random.choice(["A", "B"], 120).tolist()
+    assert inspect(table).reading.roles.mark == "type"

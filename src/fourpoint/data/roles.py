@@ -48,6 +48,9 @@ MARK_NAME = re.compile(r"_(type|kind|category|class|label|mark|event)$")
 SURE_MARK = re.compile(r"(^|_)(marks?|types?|kind|category|class|labels?)(_|$)")
 VALUE = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")  # a number in place of a column's name
 SEQUENCE_NAME = re.compile(r"^id$|_id$")
+# Sequences with several events, and events beyond the first of their sequences, from which a column
+# with one value in each sequence is taken for a property of the sequences.
+DESCRIBED, REPEATS = 5, 20
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,7 @@ def choose_roles(
         )
     taken |= {chosen_sequence} if chosen_sequence else set()
     if mark is None:
-        chosen_mark = guess.mark(taken)
+        chosen_mark = guess.mark(taken, chosen_sequence)
     elif _is_none(mark, names):
         chosen_mark = None
     else:
@@ -393,8 +396,10 @@ class _Guess:
         ]
         return next(iter(strong + weak), None)
 
-    def mark(self, taken: set[str]) -> str | None:
-        """The column of types. Text that is different in every row is none."""
+    def mark(self, taken: set[str], sequence: str | None = None) -> str | None:
+        """The column of types. Text that is different in every row is none, and neither is a
+        property of the sequences, such as the type of each machine.
+        """
         usable = [name for name in self.names if name not in taken and self._may_be_mark(name)]
         strong = [name for word in MARKS for name in usable if self.plain[name] == word]
         weak = [name for name in usable if MARK_NAME.search(self.plain[name])]
@@ -403,8 +408,26 @@ class _Guess:
                 name
                 for name in strong + weak
                 if self._repeats(name, sure=bool(SURE_MARK.search(self.plain[name])))
+                and not self._describes(sequence, name)
             ),
             None,
+        )
+
+    def _describes(self, sequence: str | None, name: str) -> bool:
+        """Whether a column has one value in each sequence, and different ones in different
+        sequences, in so many of the first rows that this is hardly chance.
+        """
+        if sequence is None or self.counts[sequence] > 1 or self.counts[name] > 1:
+            return False
+        rows = self.table.head([sequence, name]).rename_columns(["sequence", "value"])
+        sequences = rows.group_by("sequence").aggregate([([], "count_all")])
+        pairs = rows.group_by(["sequence", "value"]).aggregate([])
+        repeated = pc.sum(pc.greater(sequences["count_all"], 1)).as_py() or 0
+        return (
+            len(pairs) == len(sequences)
+            and len(pc.unique(rows["value"])) > 1
+            and repeated >= DESCRIBED
+            and len(rows) - len(sequences) >= REPEATS
         )
 
     def split(self) -> str | None:

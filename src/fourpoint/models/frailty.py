@@ -329,6 +329,12 @@ class Frailty(PointProcess[FrailtyHistory]):
         edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
         low = edges.amin(1)
         high = edges.amax(1)
+        if _share_one_rate(context) and high.max() - low.min() < (high - low).sum():
+            # The rate of the population is computed once for all sequences.
+            assert context is not None
+            first = torch.zeros(1, dtype=torch.int64, device=a.device)
+            total, each = self._mass(a.reshape(1, -1), b.reshape(1, -1), context.select(first))
+            return total.view(a.shape), each.view(*a.shape, -1)
         parts = [edges]
         if self.effects is not None:
             parts.append(self.effects.cuts(low, high, context, PIECE))
@@ -351,6 +357,17 @@ class Frailty(PointProcess[FrailtyHistory]):
             passed.gather(1, places[1]) - passed.gather(1, places[0]),
             passed_each.gather(1, wide[1]) - passed_each.gather(1, wide[0]),
         )
+
+
+def _share_one_rate(context: BatchContext | None) -> bool:
+    """Whether the rate of the population is the same function of time for several sequences: they
+    have one origin, and neither covariates nor an exposure.
+    """
+    if context is None or context.origin is None or len(context.origin) < 2:
+        return False
+    if context.covariates is not None or context.exposure is not None:
+        return False
+    return bool((context.origin == context.origin[0]).all())
 
 
 def _at(
