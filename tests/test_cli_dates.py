@@ -112,6 +112,9 @@ def test_forecast_takes_and_gives_dates(fitted: Path) -> None:
         "start": "2025-04-22 16:00",
         "stop": "2025-04-22 18:00",
     }
+    assert numbers["whole"]["dates"] == {"start": "2025-04-22 14:00", "stop": "2025-04-22 18:00"}
+    parts = sum(part["total"]["mean"] for part in numbers["counts"])
+    assert numbers["whole"]["total"]["mean"] == pytest.approx(parts)
     assert numbers["next_event"]["dates"]["median"].startswith("2025-04-22 14:")
     shown = run(*base, *at, "--plot", fitted / "next.png").stdout
     assert "Forecast from 2025-04-22 14:00 to 2025-04-22 18:00 (Europe/Berlin)" in shown

@@ -141,6 +141,63 @@ def test_files_that_cannot_be_read_are_refused(command: list[str], tmp_path: Pat
     assert "bad.csv: Expected 2 columns, got 1: 2 at line 4" in error and "what to do" in error
 
 
+def test_each_sequence_may_have_its_own_window(tmp_path: Path) -> None:
+    path = tmp_path / "visits.csv"
+    path.write_text("who,when\na,1\na,3\nb,10\nb,15\n")
+    words = ("data", "inspect", path, "--time", "when", "--sequence", "who", "--json", "--window")
+    found = [json.loads(call(*words, word).stdout)["next"] for word in ("each", "all")]
+    assert "--window each" in found[0] and "--window all" in found[1]
+    shown = [call(*words[:2], *words[2:7], "--window", word).stdout for word in ("each", "all")]
+    assert "0.5714 events" in shown[0]  # 4 events in 2 + 5
+    assert "from its first event to its last" in " ".join(shown[0].split())
+    assert "0.1333 events" in shown[1]  # 4 events in 15 + 15
+
+
+def test_a_date_and_a_time_of_day_in_two_columns(tmp_path: Path) -> None:
+    """The same minutes in the forms of four countries, with a text column, and a model of them."""
+    rng = np.random.default_rng(0)
+    minutes = np.sort(rng.choice(40 * 1440, 200, replace=False))
+    stamps = np.datetime64("2024-03-01T00:00") + minutes
+    moments = [stamp.item() for stamp in stamps]
+    forms = {
+        "iso": ("Date,Time", "%Y-%m-%d,%H:%M"),
+        "us": ("date,time", "%m/%d/%Y,%I:%M %p"),
+        "de": ("Datum;Uhrzeit", "%d.%m.%Y;%H:%M:%S"),
+        "odd": ("start_date,end_time,start_time", "%Y-%m-%d,23:59,%I:%M:%S %p"),
+    }
+    read = {}
+    for name, (header, form) in forms.items():
+        separator = ";" if ";" in header else ","
+        rows = [f"{moment.strftime(form)}{separator}x y" for moment in moments]
+        path = tmp_path / f"{name}.csv"
+        path.write_text("\n".join([f"{header}{separator}note", *rows]) + "\n")
+        words = ["--time", "Datum+Uhrzeit"] if name == "de" else []
+        found = json.loads(call("data", "inspect", path, "--json", *words).stdout)
+        assert found["span"] == [str(stamps[0]).replace("T", " ") + ":00"] + [
+            str(stamps[-1]).replace("T", " ") + ":00"
+        ], name
+        read[name] = found["columns"]["time"]
+    assert read == {
+        "iso": "Date+Time",
+        "us": "date+time",
+        "de": "Datum+Uhrzeit",
+        "odd": "start_date+start_time",
+    }
+    model = tmp_path / "model"
+    call("fit", tmp_path / "iso.csv", "--time", "Date,Time", "--model", "poisson", "-o", model)
+    ahead = call("forecast", model, tmp_path / "iso.csv", "--horizon", "1d", "--json")
+    known = json.loads(ahead.stdout)["whole"]
+    assert known["dates"]["start"] == str(stamps[-1]).replace("T", " ")
+    assert known["total"]["mean"] == pytest.approx(5.0, abs=1.0)  # 200 events in 40 days
+
+
+def test_days_and_months_of_two_columns_that_cannot_be_told_apart(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("date,time\n03/04/2024,09:30\n05/06/2024,10:15\n")
+    found = call("data", "inspect", path, code=2).stderr
+    assert "day and month can be told apart" in found and "'date+time'" in found
+
+
 def test_windows_in_times(messy: Path) -> None:
     summary = call(
         "data",

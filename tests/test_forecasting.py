@@ -82,6 +82,23 @@ def test_a_forecast_between_times_after_the_end() -> None:
     assert part.at == 5.0 and part.next_event.median == whole.next_event.median
     assert "events are known until 5; what happens between then and 7 is simulated" in part.notes
     assert "Forecast from 7 to 11" in str(part)
+    total = window_counts(part.paths, np.array([7.0, 11.0])).sum((1, 2))
+    low, high = np.quantile(total, (0.05, 0.95), method="inverted_cdf")
+    known = part.to_dict()["whole"]
+    assert (known["start"], known["stop"]) == (7.0, 11.0)
+    assert known["total"] == {"mean": total.mean(), "low": low, "high": high}
+    assert f"events in all {total.mean():.2f} expected, 90%" in " ".join(str(part).split())
+    # Parts vary more than their sum: the ends of their intervals do not add up.
+    assert known["total"]["high"] < part.counts.total_high.sum()
+
+
+def test_the_interval_of_the_whole_horizon_covers_a_poisson_count() -> None:
+    s = Sequence([0.5], start=0.0, stop=1.0)
+    found = forecast(Poisson(), s, horizon=100.0, paths=4000)  # a rate of 1: 100 with deviation 10
+    assert abs(found.whole.total_mean[0] - 100) < 1
+    assert abs(found.whole.total_low[0] - 84) <= 1 and abs(found.whole.total_high[0] - 117) <= 1
+    alone = forecast(Poisson(), s, horizon=100.0, paths=50, windows=1)
+    assert "events in [" not in str(alone)
 
 
 def test_only_the_past_counts() -> None:

@@ -449,8 +449,11 @@ def test_times_that_step_back_an_hour_may_be_a_change_of_clocks() -> None:
 def test_a_column_of_times_of_day_is_told() -> None:
     days = [f"{day:02d}.01.2025" for day in range(6, 31)]
     clock = [f"{day % 24:02d}:15" for day in range(25)]
-    found = inspect({"Datum": days, "Uhrzeit": clock, "Betrag": [1.5] * 25})
-    assert any("'Uhrzeit' holds times of day" in note for note in found.reading.notes)
+    joined = inspect({"Datum": days, "Uhrzeit": clock, "Betrag": [1.5] * 25})
+    assert joined.reading.roles.time == "Datum+Uhrzeit"
+    found = inspect({"Datum": days, "Uhrzeit von": clock, "Uhrzeit bis": clock})
+    said = "'Uhrzeit von' holds times of day, which are not used: --time 'Datum+Uhrzeit von'"
+    assert any(note.startswith(said) for note in found.reading.notes)
 
 
 def test_a_column_of_magnitudes_is_told() -> None:

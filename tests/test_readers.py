@@ -447,7 +447,8 @@ def test_windows_for_all_or_each() -> None:
     rows: Columns = {"user": ["a", "b", "b"], "time": [2.0, 1.0, 5.0]}
     both = read(rows, window="all")
     assert both.starts.tolist() == [0, 0] and both.stops.tolist() == [5, 5] and both.inferred
-    assert read(rows, window="each").stops.tolist() == [2, 5]
+    each = read({"user": ["a", "a", "b", "b"], "time": [2.0, 3.0, 1.0, 5.0]}, window="each")
+    assert each.starts.tolist() == [2, 1] and each.stops.tolist() == [3, 5]
     with pytest.raises(UserError, match="two numbers or times, 'each' or 'all'; received 'every'"):
         read(rows, window="every")
     with pytest.raises(UserError, match="expected a window in numbers, as the times are"):

@@ -15,6 +15,7 @@ from fourpoint.cli.console import print_notice
 from fourpoint.errors import UserError
 
 Choice = TypeVar("Choice", bound=str)
+WINDOW_WORDS = ("each", "all")  # windows without two edges of their own
 MOST_VALUES = 3  # of an option with several values
 VALUE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}([T ].*)?|[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
 PICTURES = (".png", ".svg", ".pdf")
@@ -54,6 +55,21 @@ def joined_values(words: Sequence[str], option: str) -> list[str]:
             place += 1
         if place > first:
             found.append(",".join(words[first:place]))
+    return found
+
+
+def with_both_edges(words: Sequence[str]) -> list[str]:
+    """What was typed, with the one word after ``--window`` that stands for both edges repeated.
+
+    >>> with_both_edges(["fit", "--window", "each", "x.csv"])
+    ['fit', '--window', 'each', 'each', 'x.csv']
+    """
+    found: list[str] = []
+    for place, word in enumerate(words):
+        found.append(word)
+        of_window = place > 0 and words[place - 1] == "--window"
+        if of_window and word in WINDOW_WORDS and list(words[place + 1 : place + 2]) != [word]:
+            found.append(word)
     return found
 
 

@@ -23,7 +23,13 @@ import typer
 from typer.core import TyperGroup
 
 from fourpoint.cli import options as typed
-from fourpoint.cli.checks import check_applies, check_picture, joined_values, one_of
+from fourpoint.cli.checks import (
+    check_applies,
+    check_picture,
+    joined_values,
+    one_of,
+    with_both_edges,
+)
 from fourpoint.cli.console import (
     abandon_stdout,
     open_standard_streams,
@@ -65,8 +71,11 @@ class Commands(TyperGroup):
     """Runs a command, and turns errors and interruptions into messages and exit codes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As click's; the several values of ``--split-at`` are joined into one."""
-        return list(super().parse_args(ctx, joined_values(args, "--split-at")))
+        """As click's; the several values of ``--split-at`` are joined into one, and the one word
+        of ``--window each`` is given twice.
+        """
+        words = with_both_edges(joined_values(args, "--split-at"))
+        return list(super().parse_args(ctx, words))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """As click's; the help of a command ends with its example."""

@@ -70,14 +70,19 @@ class ReadingOptions:
         tuple[str, str] | None,
         typer.Option(
             "--window",
-            metavar="A B",
+            metavar="A B|each|all",
             help="Window observed: two numbers, times such as 2024-01-01, or columns with a value "
-            "for each sequence.",
+            "for each sequence; each: from the first event of a sequence to its last; all: one "
+            "window for all events.",
         ),
     ] = None
     time: Annotated[
         str | None,
-        typer.Option("--time", metavar="COLUMN", help="The column of times; guessed by default."),
+        typer.Option(
+            "--time",
+            metavar="COLUMN",
+            help="The column of times, or date+time for two columns; guessed by default.",
+        ),
     ] = None
     mark: Annotated[
         str | None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from fourpoint.cli.checks import check_applies, one_of
 from fourpoint.cli.console import print_notice
@@ -180,6 +180,8 @@ def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
     or longitude and latitude to be projected, as the place; the magnitude as an event feature; one
     sequence without types, with days as the unit of time. What is asked for otherwise stays.
     """
+    import pyarrow as pa
+
     from fourpoint.data.places import guessed_places
     from fourpoint.data.roles import guess_time, plain_name
     from fourpoint.data.tables import open_table
@@ -204,7 +206,8 @@ def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
         print_notice(f"event features: {magnitude} (--event-features to choose)")
     if _is_ours(source):
         return chosen
-    numbers = table.schema.field(options.time or guess_time(table)).type
+    time = options.time or guess_time(table)
+    numbers = table.schema.field(time).type if time in names else pa.string()
     return replace(
         chosen,
         mark=options.mark or NONE,
@@ -233,10 +236,11 @@ def is_degrees(place: list[str] | None) -> bool:
 
 def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) -> Asked:
     """What is asked for, with the columns of the training log where the file has them too."""
+    from fourpoint.data.date_time import has_column
     from fourpoint.data.tables import open_table
 
     names = set(open_table(source).schema.names)
-    if log.time not in names or wanted.time not in (None, log.time):
+    if not has_column(list(names), log.time) or wanted.time not in (None, log.time):
         return wanted
     mark = wanted.mark
     if mark is None and (log.mark is None or log.mark in names):
@@ -688,10 +692,10 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
     window = _window(options.window)
     if window is None:
         return _with_tables(found, options)
-    if not isinstance(window[0], float):
+    if isinstance(window, str) or not isinstance(window[0], float):
         raise UserError(
             "a window in numbers",
-            f"{window[0]} {window[1]}",
+            window if isinstance(window, str) else f"{window[0]} {window[1]}",
             "Pass two numbers, such as --window 0 24.",
         )
     found = replace(
@@ -713,10 +717,16 @@ def _with_tables(found: Dataset, options: ReadingOptions) -> Dataset:
     return data
 
 
-def _window(window: tuple[str, str] | None) -> tuple[float, float] | tuple[str, str] | None:
-    """A window in numbers where both parts are, else in times."""
+def _window(
+    window: tuple[str, str] | None,
+) -> tuple[float, float] | tuple[str, str] | Literal["each", "all"] | None:
+    """A window in numbers where both parts are, else in times, or a word for both."""
     if window is None:
         return None
+    if window == ("each", "each"):
+        return "each"
+    if window == ("all", "all"):
+        return "all"
     try:
         return float(window[0]), float(window[1])
     except ValueError:

@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fourpoint.data.clocks import check_zone
+from fourpoint.data.date_time import parts_of, with_joined_columns
 from fourpoint.data.entities import SequenceColumns
 from fourpoint.data.opened import HEAD, Table, progress, row_number
 from fourpoint.data.parquet_files import Store
@@ -478,7 +479,7 @@ def read_files(source: str | Path, asked: Asked = GUESS) -> Reading:
     Rows may be in any order. Files of our own keep what each says of its windows.
     """
     store = Store.open(str(source))
-    table = store.whole()
+    table = with_joined_columns(store.whole())
     roles = choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place)
     if not roles.own or len(store.paths) == 1 or not _have_windows(store):
         return read_opened(table, roles, asked)
@@ -536,6 +537,12 @@ class _Scanning:
         first = store.opened(0, min(store.rows, HEAD), store.paths[0])
         whole = replace(first, schema=store.schema)
         self.roles = choose_roles(whole, asked.time, asked.mark, asked.sequence, asked.place)
+        if parts_of(store.schema.names, self.roles.time) is not None:
+            raise UserError(
+                "one column of times, for files that are read chunk by chunk",
+                f"the columns {self.roles.time.replace('+', ' and ')}",
+                "Join them into one column of timestamps when the files are written.",
+            )
         _check_window(SequenceColumns(whole), asked)
         # A head of the table decides what columns are; their names are fixed from then on.
         self.asked = asked

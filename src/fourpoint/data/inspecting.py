@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from fourpoint.data.calendar_windows import MONDAY, SPAN, By
 from fourpoint.data.clocks import Clock, looks_like_time
 from fourpoint.data.columns import open_columns, value_type
+from fourpoint.data.date_time import joined_name, parts_of
 from fourpoint.data.facts import facts, table_of
 from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_with_notes
 from fourpoint.data.roles import NONE, plain_name
@@ -271,7 +272,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
     if not isinstance(source, str | os.PathLike | Mapping):  # others may be read only once
         return []
     table = open_table(source)
-    used = [*roles.columns(), *(reading.data.log.in_use if reading.data.log else ())]
+    joined = parts_of(table.schema.names, roles.time) or ()
+    used = [*roles.columns(), *joined, *(reading.data.log.in_use if reading.data.log else ())]
     names = [name for name in table.schema.names if name not in used]
     if roles.own or not names or reading.data.events > MOST_LOOKED_AT:
         return []
@@ -286,8 +288,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
         for name in names:
             if _are_times_of_day(held[name]):
                 found.append(
-                    f"{name!r} holds times of day, which are not used: join it and "
-                    f"{roles.time!r} into one column of timestamps"
+                    f"{name!r} holds times of day, which are not used: --time "
+                    f"{shlex.quote(joined_name(roles.time, name))} joins it with the date"
                 )
     if roles.sequence is None and roles.calendar is None:
         for name in names:

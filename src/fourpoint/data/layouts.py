@@ -148,9 +148,9 @@ def lay_numbers(
             "Pass window=(0, 24), say, or add columns start and stop to the table of entities.",
         )
     # As events.inferred_window, for all sequences at once; here each has an event.
-    starts = np.minimum(0.0, times[rows.offsets[:-1]])
-    if len(ids) == 1 and far_from_zero(times):
-        starts = times[:1].copy()
+    firsts = times[rows.offsets[:-1]]
+    from_first = window == "each" or (len(ids) == 1 and far_from_zero(times))
+    starts = firsts.copy() if from_first else np.minimum(0.0, firsts)
     stops = times[rows.offsets[1:] - 1]
     if window == "all":
         starts = np.full(len(ids), starts.min())

@@ -106,8 +106,8 @@ def read(
             URL of Parquet files; a pandas or
             polars DataFrame; an Arrow table; anything with the Arrow or data frame interchange
             protocol; or a mapping from names to columns.
-        time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. Guessed by
-            default.
+        time: the column of times: numbers, timestamps, dates, ISO 8601 text, or epochs. "date+time"
+            (or "date,time") joins a column of dates with one of times of day. Guessed by default.
         mark: the column of types: text or whole numbers; "none" for no marks. Guessed by default.
         sequence: the column that says which sequence a row belongs to; "hour", "day" or "week" for
             one sequence per unit of the calendar; "none" for a single one. Guessed by default.
@@ -323,11 +323,16 @@ def describe_choices(data: Dataset, ties: Ties = "keep") -> list[str]:
             "taken as observed from its first event to its last; --window A B overrides"
         )
     elif data.inferred:
-        notices.append(
-            "no windows in the file: each sequence is taken as observed from min(0, first "
-            "event) to its last event; --window A B overrides"
-        )
         full = data.lengths > 0
+        first = data.times[data.offsets[:-1][full]]
+        if (data.starts[full] == first).all() and (first != 0).any():
+            begin = "its first event to its last"
+        else:
+            begin = "min(0, first event) to its last event"
+        notices.append(
+            f"no windows in the file: each sequence is taken as observed from {begin}; --window "
+            "A B overrides"
+        )
         last = data.times[data.offsets[1:][full] - 1]
         single = int((data.stops[full] > last).sum())
         if single:

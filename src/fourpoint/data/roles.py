@@ -20,6 +20,13 @@ import pyarrow.compute as pc
 
 from fourpoint.data.calendar_windows import CALENDAR, By
 from fourpoint.data.clocks import looks_like_time
+from fourpoint.data.date_time import (
+    best_time_of_day,
+    is_date_alone,
+    is_time_of_day,
+    joined_name,
+    parts_of,
+)
 from fourpoint.data.opened import Table
 from fourpoint.data.places import OWN, Place, guessed_places, place_names
 from fourpoint.events import SPLITS, EventDataError
@@ -136,7 +143,8 @@ def choose_roles(
     guess = _Guess(table)
     chosen_time = guess.time() if time is None else _named(table, time, "time")
     places = tuple(_named(table, name, "place") for name in place_names(place))
-    taken = {chosen_time, *places}
+    joined = parts_of(names, chosen_time) or ()
+    taken = {chosen_time, *joined, *places}
     calendar = _calendar(sequence, guess, chosen_time)
     if sequence is None:
         chosen_sequence = guess.sequence(taken)
@@ -157,7 +165,7 @@ def choose_roles(
         if given is None
     )
     others = guess.rivals(chosen_time) if time is None else ()
-    in_use = {chosen_time, chosen_mark, chosen_sequence, *places}
+    in_use = {chosen_time, *joined, chosen_mark, chosen_sequence, *places}
     split = guess.split()
     window = guess.window() if chosen_sequence else None
     split = None if split in in_use else split
@@ -165,7 +173,7 @@ def choose_roles(
     if places or place is not None:
         maybe: tuple[str, ...] = ()
     else:
-        maybe = guess.places({chosen_time, chosen_mark, chosen_sequence})
+        maybe = guess.places({chosen_time, *joined, chosen_mark, chosen_sequence})
     roles = Roles(
         chosen_time,
         chosen_mark,
@@ -179,7 +187,7 @@ def choose_roles(
         places,
         maybe,
     )
-    _check_once(table, roles.columns())
+    _check_once(table, [*roles.columns(), *joined])
     _check_different(table, roles)
     return roles
 
@@ -249,6 +257,9 @@ def _named(table: Table, wanted: str, role: str) -> str:
     same = [name for name in names if plain_name(name) == plain_name(wanted)]
     if len(same) == 1:
         return same[0]
+    pair = parts_of(names, wanted) if role == "time" else None
+    if pair is not None:
+        return joined_name(*pair)
     words = [*names, *CALENDAR] if role == "sequence" else names
     near = same or get_close_matches(
         wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5
@@ -308,6 +319,8 @@ class _Guess:
 
     def kind(self, name: str) -> str:
         """What a column holds: "clock", "number", "text", "flag", "nothing" yet, or "other"."""
+        if parts_of(self.names, name) is not None:
+            return "clock"
         if name not in self.kinds:
             self.kinds[name] = self._kind(name)
         return self.kinds[name]
@@ -368,7 +381,26 @@ class _Guess:
             raise self.table.error(
                 "a column of times", f"none among {listed or 'no columns'} looks like one", remedy
             )
-        return found[0]
+        return self._with_time_of_day(found[0])
+
+    def _with_time_of_day(self, time: str) -> str:
+        """A column of dates joined with that of the time of day, where there is one."""
+        if self.counts[time] != 1 or not is_date_alone(self.head(time)):
+            return time
+        times = [
+            name
+            for name in self.names
+            if name != time and self.counts[name] == 1 and self._may_be_time_of_day(name)
+        ]
+        found = best_time_of_day(time, times, self.plain)
+        return time if found is None else joined_name(time, found)
+
+    def _may_be_time_of_day(self, name: str) -> bool:
+        kind = self.types[name]
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+        if pa.types.is_time(kind):
+            return True
+        return self.kind(name) == "text" and is_time_of_day(self.head(name))
 
     def _no_header(self, value: str) -> EventDataError:
         """The error for a table whose first row was taken for the names of its columns."""
@@ -381,7 +413,8 @@ class _Guess:
 
     def rivals(self, time: str) -> tuple[str, ...]:
         """Other columns that hold stamps."""
-        return tuple(name for name in self.names if name != time and self.kind(name) == "clock")[:3]
+        used = (time, *(parts_of(self.names, time) or ()))
+        return tuple(n for n in self.names if n not in used and self.kind(n) == "clock")[:3]
 
     def sequence(self, taken: set[str]) -> str | None:
         """The column that says which sequence a row belongs to. A number that each row has for

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from fourpoint.data.date_time import with_joined_columns
 from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
 from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
@@ -72,10 +73,10 @@ def open_table(source: object) -> Table:
     (['when', 'what'], 2)
     """
     if are_files(source):
-        return Store.open(str(source)).whole()
+        return with_joined_columns(Store.open(str(source)).whole())
     if isinstance(source, str | os.PathLike):
-        return _open_file(Path(source))
-    return _open_frame(source)
+        return with_joined_columns(_open_file(Path(source)))
+    return with_joined_columns(_open_frame(source))
 
 
 def _open_file(path: Path) -> Table:

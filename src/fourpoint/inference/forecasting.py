@@ -153,6 +153,7 @@ class Forecast(Printed):
     past: Sequence
     past_times: Floats
     past_rate: Floats
+    whole: Counts  # events in all windows together: one window
 
     @property
     def dates(self) -> Dates | None:
@@ -166,18 +167,8 @@ class Forecast(Printed):
         names = self.marks.names or ("event",)
         n = self.next_event
         c = self.counts
-        counts = [
-            {
-                "start": c.edges[w],
-                "stop": c.edges[w + 1],
-                "total": {"mean": c.total_mean[w], "low": c.total_low[w], "high": c.total_high[w]},
-                "marks": {
-                    k: {"mean": c.mean[w, m], "low": c.low[w, m], "high": c.high[w, m]}
-                    for m, k in enumerate(names)
-                },
-            }
-            for w in range(len(c.mean))
-        ]
+        whole = _count_dict(self.whole, 0, names)
+        counts = [_count_dict(c, w, names) for w in range(len(c.mean))]
         following = {
             "mean": n.mean,
             "median": n.median,
@@ -209,7 +200,7 @@ class Forecast(Printed):
             "acceptance": self.acceptance,
             "notes": self.notes,
         }
-        found = head | {"next_event": following, "counts": counts, "rate": rate}
+        found = head | {"whole": whole, "next_event": following, "counts": counts, "rate": rate}
         return plain(found if self.dates is None else self._with_dates(found, self.dates))
 
     def _with_dates(self, found: dict[str, Any], dates: Dates) -> dict[str, Any]:
@@ -218,6 +209,7 @@ class Forecast(Printed):
         edges = dates.texts(self.counts.edges)
         for w, counts in enumerate(found["counts"]):
             counts["dates"] = {"start": edges[w], "stop": edges[w + 1]}
+        found["whole"]["dates"] = {"start": edges[0], "stop": edges[-1]}
         quantiles = zip(n.quantiles, dates.texts(list(n.quantiles.values())), strict=True)
         found["next_event"]["dates"] = {
             "mean": dates.text(n.mean),
@@ -229,9 +221,8 @@ class Forecast(Printed):
         zone = {"zone": dates.zone, "unit": dates.unit}
         return found | {"dates": {"at": now, "until": until, **zone}}
 
-    def _by_mark(self, window: int) -> str:
-        """Expected events of each type in a window, the most first, and the rest in one number."""
-        mean = self.counts.mean[window]
+    def _by_mark(self, mean: Floats) -> str:
+        """Expected events of each type, the most first, and the rest in one number."""
         first = np.argsort(-mean, kind="stable")[:SHOWN]
         parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in first]
         if len(mean) > SHOWN:
@@ -277,6 +268,9 @@ class Forecast(Printed):
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
+        table.add_row("events in all", _expected(self.whole, 0))
+        if len(self.marks.names) > 1:
+            table.add_row("", self._by_mark(self.whole.mean[0]))
         low, high = (shown(dates, edge) for edge in n.interval)
         middle, mean = (shown(dates, time) for time in (n.median, n.mean))
         table.add_row("next event", f"median {middle}, mean {mean}, 90% interval {low} to {high}")
@@ -288,20 +282,38 @@ class Forecast(Printed):
         edges = [f"{edge:.6g}" for edge in c.edges.tolist()]
         if dates is not None:
             edges = dates.texts(c.edges)
-        for w in range(len(c.total_mean)):
+        parts = len(c.total_mean)
+        for w in range(parts if parts > 1 else 0):
             end = edges[w + 1]
             if dates is not None and end[:DATE] == edges[w][:DATE]:
                 end = end[DATE:]
             span = f"[{edges[w]}, {end})"
-            range_ = f"{c.total_low[w]:.0f} to {c.total_high[w]:.0f}"
-            table.add_row(
-                f"events in {span}", f"{c.total_mean[w]:.2f} expected, 90% interval {range_}"
-            )
+            table.add_row(f"events in {span}", _expected(c, w))
             if len(self.marks.names) > 1:
-                table.add_row("", self._by_mark(w))
+                table.add_row("", self._by_mark(c.mean[w]))
         for note in self.notes:
             table.add_row("note", note)
         return table
+
+
+def _count_dict(counts: Counts, window: int, names: tuple[str, ...]) -> dict[str, Any]:
+    """The counts of one window as JSON can hold them."""
+    c, w = counts, window
+    return {
+        "start": c.edges[w],
+        "stop": c.edges[w + 1],
+        "total": {"mean": c.total_mean[w], "low": c.total_low[w], "high": c.total_high[w]},
+        "marks": {
+            k: {"mean": c.mean[w, m], "low": c.low[w, m], "high": c.high[w, m]}
+            for m, k in enumerate(names)
+        },
+    }
+
+
+def _expected(counts: Counts, window: int) -> str:
+    """The mean and the interval of all events of a window."""
+    low, high = counts.total_low[window], counts.total_high[window]
+    return f"{counts.total_mean[window]:.2f} expected, 90% interval {low:.0f} to {high:.0f}"
 
 
 def forecast(
@@ -414,8 +426,11 @@ def _with_uncertainty(
     edges = found.counts.edges
     levels = _count_levels(model.calibration, now, found.horizon, edges)
     counts = _counts(everything, edges, levels)
+    whole = _whole(everything, edges, model.calibration, now, found.horizon)
     band = _rate_band(grid, torch.cat(rates))
-    return replace(found, counts=counts, rate=band, paths=everything, notes=tuple(notes))
+    return replace(
+        found, counts=counts, whole=whole, rate=band, paths=everything, notes=tuple(notes)
+    )
 
 
 def forecast_from(
@@ -459,10 +474,11 @@ def forecast_from(
         band = _band(model, here, past, drawn.data, now, end, progress)
     levels = _count_levels(calibration, now, float(horizon), edges)
     counts = _counts(drawn.data, edges, levels)
+    whole = _whole(drawn.data, edges, calibration, now, float(horizon))
     if calibration is not None:
         notes.append(_calibrated(calibration, levels is not None))
     head = (now, float(horizon), model.marks, following, counts, band)
-    return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier)
+    return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier, whole)
 
 
 def _calibrated(calibration: Calibration, counts: bool) -> str:
@@ -677,6 +693,14 @@ def _counts(paths: Dataset, edges: Floats, levels: tuple[Levels, ...] | None) ->
         ]
         total_low, total_high = np.array(ends, dtype=np.float64).T
     return Counts(edges, counts.mean(0), low, high, total.mean(0), total_low, total_high)
+
+
+def _whole(
+    paths: Dataset, edges: Floats, calibration: Calibration | None, now: float, horizon: float
+) -> Counts:
+    """Counts in all windows together. Intervals of counts in parts do not add up to it."""
+    ends = edges[[0, -1]]
+    return _counts(paths, ends, _count_levels(calibration, now, horizon, ends))
 
 
 def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
