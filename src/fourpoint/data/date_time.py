@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from fourpoint.data.opened import Table
 
-SEPARATORS = "+,"
+SEPARATOR = "[+,]"
 TIME_OF_DAY = re.compile(r"\s*\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?\s*([AaPp]\.?[Mm]\.?)?\s*")
 DATE_ALONE = re.compile(
     r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})"
@@ -37,11 +37,11 @@ def parts_of(names: Ordered[str], name: str) -> tuple[str, str] | None:
     """
     if name in names:
         return None
-    for place, letter in enumerate(name):
-        if letter in SEPARATORS:
-            date, time = (_column(names, part) for part in (name[:place], name[place + 1 :]))
-            if date is not None and time is not None and date != time:
-                return date, time
+    for found in re.finditer(SEPARATOR, name):
+        date = _column(names, name[: found.start()])
+        time = _column(names, name[found.end() :])
+        if date is not None and time is not None and date != time:
+            return date, time
     return None
 
 
@@ -63,10 +63,10 @@ def with_joined_columns(table: Table) -> Table:
     >>> table.load(["date+time"])["date+time"].to_pylist()
     ['1.5.2024 09:30']
     """
-    names = table.schema.names
 
     def joining(load: Callable[[list[str]], pa.Table]) -> Callable[[list[str]], pa.Table]:
         def loaded(wanted: list[str]) -> pa.Table:
+            names = table.schema.names  # names in a damaged file may not be UTF-8
             pairs = {name: parts_of(names, name) for name in wanted}
             if not any(pairs.values()):
                 return load(wanted)
