@@ -2,14 +2,16 @@
 counted twice, and the state is that of an uninterrupted run, bit for bit.
 
     python benchmarks/serve_faults.py [--faults kills-sqlite kills-postgres postgres redis disk
-    clock delivery] [--kills 100] [--events 20000] [--quick]
+    clock delivery] [--kills 100] [--events 20000] [--disk mount|limit] [--quick]
 
     kills-sqlite     kill -9 of the service ``--kills`` times while three clients send
     kills-postgres   the same with PostgreSQL
     postgres         kill -9 of PostgreSQL and all its processes, five times, under load
     redis            kill -9 of Redis, from whose stream the service reads, and of the service, five
                      times each
-    disk             the file system of the store is full for a while (a small tmpfs; needs root)
+    disk             the file system of the store is full for a while, five times (a small tmpfs,
+                     which needs root; without it, or with --disk limit, a limit on the size of
+                     files)
     clock            the machine's clock goes back 40 days (a clock of this process alone)
     delivery         every event twice, and out of order within the lateness, to a killed service
 
@@ -24,6 +26,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import resource
 import shutil
 import subprocess
 import sys
@@ -58,6 +61,7 @@ BATCH = 50
 CLIENTS = 3
 LATENESS = timedelta(minutes=5)
 DISK = 24  # MB of the small file system
+REFUSALS = 10  # requests that are sent while the disk is full, after the first that was refused
 CLOCK = """
 import sys, time
 real = time.time
@@ -90,6 +94,7 @@ def main() -> int:
     parser.add_argument("--faults", nargs="+", choices=tuple(FAULTS), default=list(FAULTS))
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument("--disk", choices=("auto", "mount", "limit"), default="auto")
     options(parser)
     asked = parser.parse_args()
     if asked.quick:
@@ -359,45 +364,60 @@ def append(server: Redis, batch: Batch, found: Found) -> None:
 
 
 def disk(asked: argparse.Namespace, record: Record, folder: Path) -> None:
-    """A file system that is full for a while."""
+    """A file system that is full for a while. Batches are sent in order; once the disk is full they
+    go on until one is refused: SQLite first writes over the parts of its log that it does not
+    need any more. That one is sent again while the disk is still full, and after it has room.
+    """
     batches = events_of(asked)
     expected = uninterrupted(folder, batches)
-    with small_disk(folder / "disk") as place:
-        service = Service(folder / "model", f"sqlite:///{place}/state.db")
-        found = Found()
+    fills = min(5, asked.kills)
+    chosen = {round(len(batches) * (0.1 + 0.8 * n / fills)) for n in range(fills)}
+    found = Found()
+    accepted_while_refusing = not_alive = refusals = unclear = 0
+    with limited_disk(folder / "disk", asked.disk) as place:
+        service = Service(folder / "model", f"sqlite:///{place.folder}/state.db")
         service.start()
-
-        filler = place / "filler"
-        waiting: list[threading.Thread] = []
-
-        def make_room(refused: int) -> None:
-            """Free the disk once a request was refused. Some are accepted before: SQLite writes
-            over the parts of its log that it no longer needs.
-            """
-            until = time.monotonic() + 60.0
-            while found.refused == refused and time.monotonic() < until:
-                time.sleep(0.05)
-            filler.unlink(missing_ok=True)
-
-        def fault(begin: Callable[[], None]) -> None:
-            for thread in waiting:
-                thread.join()
-            for size in (2**20, 4096):
-                with contextlib.suppress(OSError), filler.open("ab", buffering=0) as file:
-                    while file.write(bytes(size)) == size:
-                        pass
-            waiting.append(threading.Thread(target=make_room, args=(found.refused,), daemon=True))
-            waiting[-1].start()
-            begin()
-
+        client = Client(service.port)
+        process = service.process
+        is_full = False
         try:
-            under_load(service, batches, found, fault, min(5, asked.kills))
-            for thread in waiting:
-                thread.join()
+            for n, batch in enumerate(batches):
+                if n in chosen:
+                    place.fill(service)
+                    is_full = True
+                    found.faults += 1
+                while True:
+                    status, receipt = client.post("/v1/events", batch)
+                    if status == 200:
+                        break
+                    found.refused += 1
+                    if not is_full:
+                        time.sleep(0.05)
+                        continue
+                    refusals += 1
+                    unclear += status != 503 or "send the same events again" not in str(receipt)
+                    print(f"disk: {status} {receipt}", flush=True)
+                    statuses = [client.post("/v1/events", batch)[0] for _ in range(REFUSALS)]
+                    found.refused += sum(status != 200 for status in statuses)
+                    accepted_while_refusing += statuses.count(200)
+                    ready, alive = client.get("/readyz")[0], client.get("/healthz")[0]
+                    not_alive += alive != 200 or ready != 503 or service.process != process
+                    place.free(service)
+                    is_full = False
+                    began = time.monotonic()
+                    until_acknowledged(batch, found, client)
+                    found.restart.append(time.monotonic() - began)
+                    break
+                found.acknowledged.update(event["id"] for event in batch)
+            place.free(service)
             judged(record, "disk", service, found, expected)
-            record.bar("disk: requests refused while it was full", found.refused, least=1)
         finally:
+            client.close()
             service.close()
+    record.bar("disk: times it was full without a refusal", found.faults - refusals, most=0)
+    record.bar("disk: acknowledged while it was refusing", accepted_while_refusing, most=0)
+    record.bar("disk: refusals that say nothing of sending again", unclear, most=0)
+    record.bar("disk: times the service was not alive, or said ready", not_alive, most=0)
 
 
 def clock(asked: argparse.Namespace, record: Record, folder: Path) -> None:
@@ -470,19 +490,64 @@ def private_postgres() -> Iterator[Postgres]:
         server.close()
 
 
+class MountedDisk:
+    """A small file system in memory, which a file fills."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._filler = folder / "filler"
+
+    def fill(self, service: Service) -> None:
+        """Leave no free block."""
+        for size in (2**20, 4096):
+            with contextlib.suppress(OSError), self._filler.open("ab", buffering=0) as file:
+                while file.write(bytes(size)) == size:
+                    pass
+
+    def free(self, service: Service) -> None:
+        """Make room again."""
+        self._filler.unlink(missing_ok=True)
+
+
+class LimitedFiles:
+    """A folder in which no file of the service may become longer than its write-ahead log is
+    (RLIMIT_FSIZE), where no file system can be mounted.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def fill(self, service: Service) -> None:
+        """Let no file grow."""
+        size = max(4096, (self.folder / "state.db-wal").stat().st_size)
+        self._limit(service, size)
+
+    def free(self, service: Service) -> None:
+        """Let files grow again."""
+        self._limit(service, resource.RLIM_INFINITY)
+
+    def _limit(self, service: Service, size: int) -> None:
+        hard = resource.prlimit(service.process, resource.RLIMIT_FSIZE)[1]
+        resource.prlimit(service.process, resource.RLIMIT_FSIZE, (size, hard))
+
+
 @contextlib.contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    """A small file system in memory."""
-    place.mkdir()
-    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "tmpfs", str(place)]
+def limited_disk(folder: Path, kind: str) -> Iterator[MountedDisk | LimitedFiles]:
+    """A folder whose space can be taken away: a small file system, or one of limited files."""
+    folder.mkdir()
+    words = ["mount", "-t", "tmpfs", "-o", f"size={DISK}m", "tmpfs", str(folder)]
+    mounted = False
+    if kind != "limit":
+        with contextlib.suppress(OSError):
+            mounted = subprocess.run(words, check=False, capture_output=True).returncode == 0
+    if not mounted and kind == "mount":
+        raise Missing("a small file system cannot be mounted")
+    print(f"disk: {f'tmpfs of {DISK} MB' if mounted else 'RLIMIT_FSIZE'}", flush=True)
     try:
-        subprocess.run(words, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise Missing(f"a small file system cannot be mounted: {error}") from None
-    try:
-        yield place
+        yield MountedDisk(folder) if mounted else LimitedFiles(folder)
     finally:
-        subprocess.run(["umount", "-l", str(place)], check=False)
+        if mounted:
+            subprocess.run(["umount", "-l", str(folder)], check=False)
 
 
 FAULTS: dict[str, Callable[[argparse.Namespace, Record, Path], None]] = {

@@ -24,7 +24,7 @@ from starlette.exceptions import HTTPException
 import fourpoint
 from fourpoint.errors import UserError
 from fourpoint.serve import schemas
-from fourpoint.serve.databases import StoreError
+from fourpoint.serve.databases import StoreError, StoreFull
 from fourpoint.serve.guard import Guard, Statistics, problem
 from fourpoint.serve.metrics import metrics_text
 from fourpoint.serve.questions import Unknown, explain_fields, forecast_fields
@@ -169,7 +169,9 @@ def add_errors(app: FastAPI) -> None:
             503,
             UserError(
                 "a store that can be written",
-                "one that cannot at present",
+                "one whose disk is full"
+                if isinstance(error, StoreFull)
+                else "one that cannot at present",
                 "Nothing was acknowledged: send the same events again, with their ids.",
             ),
         )

@@ -34,6 +34,10 @@ class StoreError(OSError):
     """A database that cannot be reached, read or written at present."""
 
 
+class StoreFull(StoreError):
+    """A database whose disk is full."""
+
+
 class Connection(Protocol):
     """A connection of one thread to a database."""
 
@@ -213,7 +217,8 @@ def _sqlite_errors() -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise StoreError(f"{error} (SQLite)") from error
+        full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        raise (StoreFull if full else StoreError)(f"{error} (SQLite)") from error
 
 
 class PostgresDatabase:
@@ -316,6 +321,8 @@ def _postgres_errors() -> Iterator[None]:
 
     try:
         yield
+    except psycopg.errors.DiskFull as error:
+        raise StoreFull(f"{_first_line(error)} (PostgreSQL)") from None
     except psycopg.Error as error:
         raise StoreError(f"{_first_line(error)} (PostgreSQL)") from None
 
