@@ -83,8 +83,8 @@ ARGUMENTS = {
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
     "scale": ("--quick --parts steps --files 2 --sequences 12 --steps 1 --batch 4"),
     "scaling": "--quick --repeats 1",
-    "serve": "--quick",
-    "serve_faults": "--quick --faults kills-sqlite",
+    "serve": "--quick --flood 3000 --max-entities 1000",
+    "serve_faults": "--quick --faults kills-sqlite disk",
     "seismic": "--quick",
     "streaming": (
         "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 "
