@@ -510,20 +510,19 @@ class MountedDisk:
 
 
 class LimitedFiles:
-    """A folder in which no file of the service may become longer than its write-ahead log is
-    (RLIMIT_FSIZE), where no file system can be mounted.
+    """A folder in which the service may write the first page of a file alone (RLIMIT_FSIZE), where
+    no file system can be mounted.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def fill(self, service: Service) -> None:
-        """Let no file grow."""
-        size = max(4096, (self.folder / "state.db-wal").stat().st_size)
-        self._limit(service, size)
+        """Let nothing be written after the first page."""
+        self._limit(service, 4096)
 
     def free(self, service: Service) -> None:
-        """Let files grow again."""
+        """Remove the limit."""
         self._limit(service, resource.RLIM_INFINITY)
 
     def _limit(self, service: Service, size: int) -> None:

@@ -317,6 +317,33 @@ def test_the_store_that_fails_is_told_and_comes_back(
     assert web.post(event)[1]["duplicates"] == 1
 
 
+def test_a_full_disk_is_named_and_nothing_counts_until_it_has_room(web: Web) -> None:
+    events = [
+        {"id": f"full{i}", "entity": "s1", "time": stamp(45.0), "mark": "fire"} for i in range(200)
+    ]
+    before = web.service.store.counts()["events"]
+
+    def limit(pages: int) -> None:
+        """SQLite itself reports a full disk where its file may have no further page."""
+        execute = web.service.store._writing.execute
+        web.service.call(lambda _: execute(f"PRAGMA max_page_count = {pages}")).result()
+
+    limit(1)  # as many as it has
+    try:
+        for _ in range(2):
+            status, found = web.post(events)
+            assert status == 503 and "disk is full" in found["error"]
+            assert "send the same events again" in found["error"]
+        assert web.ask("GET", "/healthz")[0] == 200
+        assert web.service.store.counts()["events"] == before
+    finally:
+        limit(2**30)
+    receipt = web.post(events)[1]
+    assert receipt["accepted"] > 100 and receipt["duplicates"] == 0
+    assert web.service.store.counts()["events"] == before + receipt["accepted"]
+    assert web.ask("GET", "/readyz")[0] == 200
+
+
 # ---------------------------------------------------------------------- the description
 
 
@@ -489,6 +516,15 @@ def test_new_entities_over_the_limit_are_refused(web: Web) -> None:
     assert "at most 40 entities" in found["refused"][0]["error"]
     known = web.get("/v1/entities")["total"]
     assert known <= 40
+    stored = web.service.store.counts()["events"]
+    for first in range(0, 2000, 100):
+        flood = [
+            {"entity": f"flood{first + i}", "time": stamp(60.0), "mark": "fire"} for i in range(100)
+        ]
+        status, found = web.post(flood)
+        assert (status, found["accepted"], len(found["refused"])) == (422, 0, 100)
+    assert web.get("/v1/entities")["total"] == known
+    assert web.service.store.counts()["events"] == stored
     assert web.post({"id": "known", "entity": "s1", "time": stamp(61.0), "mark": "fire"})[0] == 200
     assert web.ask("GET", "/readyz")[0] == 200
 
