@@ -3,9 +3,11 @@ r"""DAPP's sampled log-likelihood and its gradients from arrays: numpy around th
 
     log L = sum_i log lambda_{m_i}(t_i) - sum over gaps of exposure width / Q sum_q lambda(node_q)
 
-Sequences are summed in groups of GROUP, each in one thread, so that results do not depend on the
-number of threads. The threads are Python's: numba's own (``prange``) end the process if it was
-forked after their first use, and not every threading layer allows two threads to call it at once.
+Gradients are summed in float32 over the ``unit`` consecutive sequences of a group, each in one
+thread, and over groups in float64, so that results do not depend on the number of threads, nor,
+to the rounding of float64, on how groups are shared out among processes. The threads are Python's:
+numba's own (``prange``) end the process if it was forked after their first use, and not every
+threading layer allows two threads to call it at once.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from fourpoint.kernels.numba_dapp_loss import Data, Shape, Weights, Workspace
 
 Floats = NDArray[np.float32]
 f32 = np.float32
-GROUP = 8
 LINE = 8  # complex numbers in one line of the processor's cache
 
 
@@ -47,10 +48,16 @@ class Parts(NamedTuple):
 
 
 def log_likelihoods(
-    sweep: Callable[..., None], data: Data, shape: Shape, parts: Parts, *, by_readout: bool
+    sweep: Callable[..., None],
+    data: Data,
+    shape: Shape,
+    parts: Parts,
+    unit: int,
+    *,
+    by_readout: bool,
 ) -> tuple[NDArray[np.float64], Parts]:
     """The log-likelihood of each sequence, (B,), and the gradients of ``data.share`` times their
-    sum.
+    sum, in float64.
 
     Without ``by_readout`` the gradients in shift and read-out are 0. A single mark does not need
     them: its shifts cancel, and its read-out is not learned.
@@ -66,7 +73,7 @@ def log_likelihoods(
         real[0, 0] = (strength * value)[0]
         no_read = np.zeros((1, 2, 0), dtype=f32)
         weights = Weights(cycles, halvings, no_read, real.reshape(1, 2, K * D), *rate)
-        totals, gradients = _run(sweep, data, shape, weights, by_readout)
+        totals, gradients = _run(sweep, data, shape, weights, unit, by_readout)
         to_values = (strength[0] * gradients.drive[0, 0].reshape(K, D)).sum(1)[None]
         to_shift = np.zeros_like(parts.shift)
         to_readout = np.zeros_like(parts.readout)
@@ -77,7 +84,7 @@ def log_likelihoods(
         read = np.stack([strength * cosine, strength * sine], 1).reshape(M, 2, K * D)
         drive = np.stack([value * cosine, -value * sine], 1).reshape(M, 2, K * D)
         weights = Weights(cycles, halvings, read, drive, *rate)
-        totals, gradients = _run(sweep, data, shape, weights, by_readout)
+        totals, gradients = _run(sweep, data, shape, weights, unit, by_readout)
         r_re, r_im = gradients.read.reshape(M, 2, K, D).swapaxes(0, 1)
         u_re, u_im = gradients.drive.reshape(M, 2, K, D).swapaxes(0, 1)
         to_values = (cosine * u_re - sine * u_im).sum(2)
@@ -99,11 +106,16 @@ def log_likelihoods(
 
 
 def _run(
-    sweep: Callable[..., None], data: Data, shape: Shape, weights: Weights, by_readout: bool
+    sweep: Callable[..., None],
+    data: Data,
+    shape: Shape,
+    weights: Weights,
+    unit: int,
+    by_readout: bool,
 ) -> tuple[NDArray[np.float64], Weights]:
     """The sweep over all groups, shared out among threads, and the sum of the groups' gradients."""
     sequences, gaps, nodes = data.draws.shape
-    groups = -(-sequences // GROUP)
+    groups = -(-sequences // unit)
     totals = np.empty(sequences)
     gradients = Weights(*(np.zeros((groups, *x.shape), dtype=f32) for x in weights))
     into = gradients
@@ -115,7 +127,7 @@ def _run(
     def some_groups(first: int) -> None:
         sizes = (most_gaps, nodes, len(weights.cycles), len(weights.bias))
         workspace = _workspace(*sizes, get_ident())
-        sweep(first, count, GROUP, data, weights, shape, workspace, totals, into)
+        sweep(first, count, unit, data, weights, shape, workspace, totals, into)
 
     waiting = [
         _pool(count - 1, os.getpid()).submit(some_groups, first) for first in range(1, count)
@@ -124,7 +136,7 @@ def _run(
     for one in waiting:
         one.result()
     scored = np.maximum(data.lengths - np.maximum(data.history, data.inner), 0)
-    summed = Weights(*(x.sum(0) for x in gradients))
+    summed = Weights(*(x.sum(0, dtype=np.float64) for x in gradients))
     return totals - scored * math.log(shape.scale), summed
 
 

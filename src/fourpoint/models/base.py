@@ -155,7 +155,7 @@ class ScoredGaps(NamedTuple):
     error: Float[Tensor, "B G"]
 
 
-Gradients = list[tuple[nn.Parameter, NDArray[np.float32]]]
+Gradients = list[tuple[nn.Parameter, NDArray[np.float64]]]
 
 
 class PointProcess(Described, nn.Module, Generic[H]):
@@ -551,10 +551,17 @@ class PointProcess(Described, nn.Module, Generic[H]):
         return None
 
     def gradients(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
+        self,
+        batch: Batch,
+        nodes: int,
+        random: torch.Generator,
+        convention: str,
+        share: float,
+        unit: int = 8,
     ) -> tuple[float, Gradients] | None:
         """The summed log-likelihood, and the gradients of ``share`` times it, from one compiled
-        kernel; None if unsupported.
+        kernel; None if unsupported. Gradients of ``unit`` consecutive sequences are summed in
+        float32, and those sums in float64.
         """
         return None
 

@@ -45,6 +45,7 @@ from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import (
+    Gradients,
     PointProcess,
     ScoredGaps,
     position_before,
@@ -605,10 +606,16 @@ class DAPP(PointProcess[DAPPHistory]):
         return attention.divide(sums[..., 0], sums[..., 1])
 
     def gradients(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str, share: float
-    ) -> tuple[float, list[tuple[nn.Parameter, NDArray[np.float32]]]] | None:
+        self,
+        batch: Batch,
+        nodes: int,
+        random: torch.Generator,
+        convention: str,
+        share: float,
+        unit: int = 8,
+    ) -> tuple[float, Gradients] | None:
         """The sum of `likelihood.sampled_log_likelihood`, and the gradients of ``share`` times it
-        in what is learned, by a kernel; None if unsupported.
+        in what is learned, by a kernel that sums ``unit`` sequences at once; None if unsupported.
         """
         if self.event_features is not None:
             return None
@@ -637,6 +644,7 @@ class DAPP(PointProcess[DAPPHistory]):
             self.time_scale,
             convention == "gaps",
             share,
+            unit,
             self.effects,
         )
         return float(totals.sum()), found

@@ -51,15 +51,17 @@ def sampled_gradients(
     scale: Tensor,
     inner_gaps: bool,
     share: float,
+    unit: int,
     effects: Effects | None = None,
-) -> tuple[NDArray[np.float64], list[tuple[nn.Parameter, Floats]]]:
+) -> tuple[NDArray[np.float64], list[tuple[nn.Parameter, NDArray[np.float64]]]]:
     """An estimate of each sequence's log-likelihood, (B,), and the gradients of ``share`` times
     their sum in all that is learned.
 
     ``sweep`` is the kernel, ``readout`` (K, M) how much each mark attends to each head, ``scale``
     the mean gap. ``draws`` from U[0, 1] place a node in each of Q equal parts of every gap. With
     ``inner_gaps`` the first event and what lies before it or after the last do not count. Where
-    time has an exposure, the parts are equal in exposed time. If the
+    time has an exposure, the parts are equal in exposed time. Gradients are sums in float32 over
+    ``unit`` sequences, and in float64 over these. If the
     link is the identity, values, read-out and modes are made non-negative, as in `DAPP` and
     `fourier.non_negative`.
     """
@@ -90,7 +92,7 @@ def sampled_gradients(
     by_readout = rate.marks > 1 or readout.requires_grad or modes.mark_key.requires_grad
     shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
     data, added = _data(batch, draws, share, inner_gaps, effects, rate.marks)
-    totals, found_parts = log_likelihoods(sweep, data, shape, parts, by_readout=by_readout)
+    totals, found_parts = log_likelihoods(sweep, data, shape, parts, unit, by_readout=by_readout)
     totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
     D = found.frequency.shape[1]
     to_decay = found_parts.decay
@@ -125,7 +127,8 @@ def sampled_gradients(
         to_added = torch.from_numpy(data.to_effects).permute(0, 3, 1, 2).reshape(added.shape)
         (to_weight,) = torch.autograd.grad(added, effects.weight, to_added)
         each.append((effects.weight, to_weight.numpy()))
-    return totals, [(p, np.ascontiguousarray(g)) for p, g in each if p.requires_grad]
+    learned = [(p, g) for p, g in each if p.requires_grad]
+    return totals, [(p, np.ascontiguousarray(g, dtype=np.float64)) for p, g in learned]
 
 
 def _array(x: Tensor) -> Floats:

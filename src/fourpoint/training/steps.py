@@ -22,6 +22,7 @@ from fourpoint.inference.likelihood import Convention, sampled_log_likelihood
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.training.run import Recipe, Run, TrainingError
 from fourpoint.training.sources import Selected
+from fourpoint.training.team import unit_of
 
 ELSEWHERE = 2**40  # steps away: what moves events about is not what draws nodes
 
@@ -55,15 +56,16 @@ class Steps:
         chosen = self.run.source.at(step)
         own = team.share(chosen.lengths)
         events = self.run.mean_events * len(chosen.rows)
-        value, size = 0.0, 0.0
+        value = 0.0
+        gradients: list[Tensor | None] = [None] * len(self.weights)
         if len(own):
-            value, size = self._part(step, chosen, own, events)
+            value, gradients = self._part(step, chosen, own, events)
         else:
             self._ready(self.seeded(torch.Generator(), step))
-            for p in self.weights:
-                p.grad = None
-        if team.size > 1:
-            value, size = team.add(self.weights, value)
+        value, gradients = team.add(self.weights, gradients, value)
+        size = _norm([one for one in gradients if one is not None])
+        for p, gradient in zip(self.weights, gradients, strict=True):
+            p.grad = None if gradient is None else gradient.to(p.dtype)
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
@@ -73,9 +75,9 @@ class Steps:
 
     def _part(
         self, step: int, chosen: Selected, own: NDArray[np.int64], events: float
-    ) -> tuple[float, float]:
+    ) -> tuple[float, list[Tensor | None]]:
         """The loss of some of the sequences of a step, over the expected number of ``events`` of
-        all; its gradient in the weights, and that gradient's norm.
+        all, and its gradients in the weights.
         """
         team, total = self.run.team, len(chosen.rows)
         batch = chosen.batch(own).to(self.weights[0].device)
@@ -84,30 +86,29 @@ class Steps:
             batch = dequantised_batch(
                 batch, self.run.resolution, elsewhere, ahead=self.run.stamped_ahead
             )
-        found = self._in_loops(batch, self.seeded(team.generator(own, total), step), events)
+        random = self.seeded(team.generator(own, total), step)
+        found = self._in_loops(batch, random, events, unit_of(total))
         self.looping = found is not None
-        value, size = found or (
-            x.item()
-            for x in self._gradients([batch], self.seeded(team.generator(own, total), step), events)
-        )
-        return value, size
+        if found is not None:
+            return found
+        value, _ = self._gradients([batch], self.seeded(random, step), events)
+        return value.item(), [p.grad for p in self.weights]
 
     def _in_loops(
-        self, batch: Batch, random: torch.Generator, events: float
-    ) -> tuple[float, float] | None:
-        """What :meth:`_gradients` gives, by compiled loops where the model has them for this
-        batch.
+        self, batch: Batch, random: torch.Generator, events: float, unit: int
+    ) -> tuple[float, list[Tensor | None]] | None:
+        """The loss and its gradients in float64, by compiled loops where the model has them for
+        this batch; ``unit`` sequences are summed in float32.
         """
         self._ready(random)
-        found = self.model.gradients(batch, self.recipe.nodes, random, self.convention, -1 / events)
+        found = self.model.gradients(
+            batch, self.recipe.nodes, random, self.convention, -1 / events, unit
+        )
         if found is None:
             return None
         total, gradients = found
-        for p, gradient in gradients:
-            p.grad = torch.from_numpy(gradient)
-        return -total / events, math.sqrt(
-            sum(float(np.vdot(gradient, gradient)) for _, gradient in gradients)
-        )
+        by_weight = {id(p): torch.from_numpy(gradient) for p, gradient in gradients}
+        return -total / events, [by_weight.get(id(p)) for p in self.weights]
 
     def drain(self) -> list[float]:
         """The losses since the last call, in nats per event."""
@@ -216,6 +217,14 @@ def take_step(optimiser: torch.optim.AdamW) -> None:
             amsgrad=False,
             maximize=False,
         )
+
+
+def _norm(gradients: list[Tensor]) -> float:
+    """The Euclidean norm of all gradients together."""
+    if all(one.dtype == torch.float64 and one.device.type == "cpu" for one in gradients):
+        arrays = [one.numpy() for one in gradients]
+        return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))
+    return float(nn.utils.get_total_norm(gradients))
 
 
 def _with_gradients(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:

@@ -10,6 +10,11 @@ is the gradient that one process would have computed for the batch, to rounding:
 drawn for the whole batch by everyone (`events.draws`). Clipping, the optimiser and validations then
 do the same everywhere. Only the first process writes.
 
+Rounding grows from step to step, so that sums in float32 in another order give another curve after
+some hundred steps. Hence a batch is dealt out in units of consecutive sequences that do not depend
+on the number of processes (`unit_of`). Compiled gradients are sums over a unit in float32, the same
+wherever it is computed, and everything after that is summed in float64 and rounded once at the end.
+
 Gradients go as one array by one all-reduce (gloo on processors, NCCL on GPUs). The models have some
 ten thousand weights, for which buckets and hooks of DistributedDataParallel cost more than they
 hide (`benchmarks/scale.py` measures both), and compiled gradients have no hooks.
@@ -35,7 +40,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from fourpoint.errors import UserError
 from fourpoint.events.draws import RowGenerator
@@ -44,6 +49,18 @@ RESTARTS = 3  # of the group of processes
 TIMEOUT = 600.0  # seconds in which all processes have started
 POLL = 0.01  # seconds between two looks at the store
 OUTCOME = "FOURPOINT_OUTCOME"  # the file in which a process leaves its exit code
+UNITS = 32  # in which a batch is dealt out, or more
+LARGEST_UNIT = 8  # sequences
+
+
+def unit_of(sequences: int) -> int:
+    """How many consecutive sequences of a batch of so many stay together, whose gradients are
+    summed in float32.
+
+    >>> [unit_of(sequences) for sequences in (6, 64, 128, 1000)]
+    [1, 2, 4, 8]
+    """
+    return max(1, min(LARGEST_UNIT, sequences // UNITS))
 
 
 class Team:
@@ -61,20 +78,24 @@ class Team:
     def share(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places of this process among the sequences of a batch, in their order.
 
-        The longest sequence goes first, each to the process with the fewest events so far; a
-        sequence costs its events and one.
+        Units of consecutive sequences are dealt out, see :func:`unit_of`. The longest one goes
+        first, each to the process with the fewest events so far; a sequence costs its events and
+        one.
 
         >>> [Team(rank, 2).share(np.array([9, 1, 5, 5])).tolist() for rank in (0, 1)]
         [[0, 1], [2, 3]]
         """
         if self.size == 1:
             return np.arange(len(lengths))
-        loads = np.zeros(self.size)
-        owner = np.zeros(len(lengths), dtype=np.int64)
-        for place in np.argsort(-lengths, kind="stable").tolist():
-            owner[place] = int(np.argmin(loads))
-            loads[owner[place]] += lengths[place] + 1
-        return np.flatnonzero(owner == self.rank)
+        unit = unit_of(len(lengths))
+        costs = np.add.reduceat(lengths + 1, np.arange(0, len(lengths), unit))
+        loads = [0] * self.size
+        owner = np.zeros(len(costs), dtype=np.int64)
+        for place in np.argsort(-costs, kind="stable").tolist():
+            least = loads.index(min(loads))
+            owner[place] = least
+            loads[least] += int(costs[place])
+        return np.flatnonzero(np.repeat(owner == self.rank, unit)[: len(lengths)])
 
     def generator(self, places: NDArray[np.int64], total: int) -> torch.Generator:
         """A generator for these rows of a batch of so many."""
@@ -82,19 +103,28 @@ class Team:
             return torch.Generator()
         return RowGenerator.of(torch.from_numpy(places), total)
 
-    def add(self, weights: list[nn.Parameter], loss: float) -> tuple[float, float]:
-        """Sum loss and gradients over all processes; the loss and the norm of the gradient."""
-        known = torch.tensor([float(p.grad is not None) for p in weights])
-        flat = [torch.zeros_like(p) if p.grad is None else p.grad for p in weights]
+    def add(
+        self, weights: list[nn.Parameter], gradients: list[Tensor | None], loss: float
+    ) -> tuple[float, list[Tensor | None]]:
+        """The loss and the gradients in the weights, summed over all processes in float64; a weight
+        that has no gradient in any process has none.
+        """
+        if self.size == 1:
+            return loss, gradients
+        sizes = [p.numel() for p in weights]
+        first = len(weights) + 1
         place = weights[0].device
-        numbers = torch.cat([known, torch.tensor([loss])]).to(place)
-        whole = torch.cat([numbers, *(grad.detach().flatten().float() for grad in flat)])
+        head = [float(gradient is not None) for gradient in gradients]
+        whole = torch.zeros(first + sum(sizes), dtype=torch.float64, device=place)
+        whole[:first] = torch.tensor([*head, loss], dtype=torch.float64)
+        for into, gradient in zip(whole[first:].split(sizes), gradients, strict=True):
+            if gradient is not None:
+                into.copy_(gradient.detach().reshape(-1))
         dist.all_reduce(whole)
-        head, grads = whole[: len(numbers)].cpu(), whole[len(numbers) :]
-        parts = grads.split([p.numel() for p in weights])
-        for p, part, count in zip(weights, parts, head.tolist(), strict=False):
-            p.grad = part.view_as(p).to(p.dtype) if count else None
-        return float(head[-1]), float(grads.norm())
+        *counts, total = whole[:first].tolist()
+        parts = whole[first:].split(sizes)
+        summed = zip(weights, parts, counts, strict=True)
+        return total, [part.view(p.shape) if count else None for p, part, count in summed]
 
     def agree(self, value: float) -> float:
         """The value of the first process."""
