@@ -15,7 +15,8 @@ some hundred steps. Hence a batch is dealt out in units of consecutive sequences
 on the number of processes (`unit_of`). Compiled gradients are sums over a unit in float32, the same
 wherever it is computed, and everything after that is summed in float64 and rounded once at the end.
 
-Gradients go as one array by one all-reduce (gloo on processors, NCCL on GPUs). The models have some
+Gradients go as one array: through shared memory between processes on one machine (`exchange`), else
+by one all-reduce (gloo on processors, NCCL on GPUs). The models have some
 ten thousand weights, for which buckets and hooks of DistributedDataParallel cost more than they
 hide (`benchmarks/scale.py` measures both), and compiled gradients have no hooks.
 
@@ -44,6 +45,7 @@ from torch import Tensor, nn
 
 from fourpoint.errors import UserError
 from fourpoint.events.draws import RowGenerator
+from fourpoint.training.exchange import SharedSum, possible
 
 RESTARTS = 3  # of the group of processes
 TIMEOUT = 600.0  # seconds in which all processes have started
@@ -69,6 +71,7 @@ class Team:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
+        self._shared: SharedSum | None = None
 
     @property
     def first(self) -> bool:
@@ -120,11 +123,20 @@ class Team:
         for into, gradient in zip(whole[first:].split(sizes), gradients, strict=True):
             if gradient is not None:
                 into.copy_(gradient.detach().reshape(-1))
-        dist.all_reduce(whole)
+        self._sum(whole)
         *counts, total = whole[:first].tolist()
         parts = whole[first:].split(sizes)
         summed = zip(weights, parts, counts, strict=True)
         return total, [part.view(p.shape) if count else None for p, part, count in summed]
+
+    def _sum(self, numbers: Tensor) -> None:
+        """Sum over all processes in place, through shared memory where they have one."""
+        if numbers.device.type != "cpu" or not on_one_machine():
+            dist.all_reduce(numbers)
+            return
+        if self._shared is None or self._shared.rows.shape[2] != len(numbers):
+            self._shared = SharedSum(self.rank, self.size, len(numbers))
+        self._shared.add(numbers)
 
     def agree(self, value: float) -> float:
         """The value of the first process."""
@@ -165,6 +177,12 @@ def local_device(name: str) -> str:
 def group_size() -> int:
     """How many processes torchrun has started; 1 without it."""
     return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def on_one_machine() -> bool:
+    """Whether all processes that torchrun has started are on this machine and can share memory."""
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))
+    return possible() and local == group_size() > 1
 
 
 def started_again() -> bool:
