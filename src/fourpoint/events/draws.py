@@ -31,6 +31,15 @@ class RowGenerator(torch.Generator):
         return made
 
 
+def rows_of_all(like: Tensor, random: torch.Generator) -> int:
+    """How many rows the whole batch has, of which ``like`` holds those of ``random``.
+
+    >>> rows_of_all(torch.zeros(1, 2), RowGenerator.of(torch.tensor([2]), 3))
+    3
+    """
+    return random.total if isinstance(random, RowGenerator) else len(like)
+
+
 def uniform_rows(like: Tensor, random: torch.Generator) -> Tensor:
     """Draws from U[0, 1), (B, ...), made where ``random`` lives."""
     shape = like.shape

@@ -47,9 +47,13 @@ def dapp_loss(
     scanned: bool,
     normalise: str,
     values: str,
+    sequences: int | None = None,
 ) -> str | None:
-    """(B, N) ``times``; ``modes`` of all heads together, ``nodes`` per gap."""
+    """(B, N) ``times``; ``modes`` of all heads together, ``nodes`` per gap; ``sequences`` of the
+    whole batch, of which processes take parts: all of them decide alike.
+    """
     B, N = times.shape
+    B = sequences or B
     if not training:
         return "the model is not training"
     if not scanned:

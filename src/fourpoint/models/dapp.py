@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from fourpoint import kernels
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.events.draws import rows_of_all
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import (
     Gradients,
@@ -630,6 +631,7 @@ class DAPP(PointProcess[DAPPHistory]):
             scanned=self.scanned and isinstance(self.modes, Modes),
             normalise=settings["normalise"],
             values=settings["values"],
+            sequences=rows_of_all(batch.times, random),
         )
         if sweep is None or not isinstance(self.modes, Modes):
             return None

@@ -8,7 +8,7 @@ that all of them have the same sum.
 Every process has two rows, which it uses in turn. It writes to a row again after the others have
 sent their bytes of the exchange between, and hence have read it. The bytes go through system calls,
 after which what was written before is seen by the other processes. A process that died closes its
-connections, and the others raise `ConnectionError`.
+connections, and the others raise `RuntimeError`, as torch's own sums do.
 """
 
 from __future__ import annotations
@@ -56,11 +56,15 @@ class SharedSum:
         rows = self.rows[self.turn]
         self.turn = 1 - self.turn
         rows[self.rank] = numbers.numpy()
-        for other in self.others:
-            other.sendall(b"\0")
-        for other in self.others:
-            if not other.recv(1):
-                raise ConnectionError("another process of the fit has ended")
+        try:
+            for other in self.others:
+                other.sendall(b"\0")
+            lost = any(not other.recv(1) for other in self.others)
+        except ConnectionError:
+            lost = True
+        if lost:
+            # no OSError, which the command reports as a mistake of its user and ends with
+            raise RuntimeError("another process of the fit has ended")
         np.sum(rows, 0, out=numbers.numpy())
 
     def close(self) -> None:

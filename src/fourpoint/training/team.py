@@ -135,8 +135,15 @@ class Team:
             dist.all_reduce(numbers)
             return
         if self._shared is None or self._shared.rows.shape[2] != len(numbers):
+            self.close()
             self._shared = SharedSum(self.rank, self.size, len(numbers))
         self._shared.add(numbers)
+
+    def close(self) -> None:
+        """End the connections with other processes."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
     def agree(self, value: float) -> float:
         """The value of the first process."""
@@ -208,7 +215,9 @@ def team_of(place: torch.device) -> Iterator[Team]:
             world_size=size,
         )
     try:
-        yield Team(dist.get_rank(), dist.get_world_size())
+        team = Team(dist.get_rank(), dist.get_world_size())
+        yield team
+        team.close()
     finally:
         if opened:
             dist.destroy_process_group()
