@@ -214,7 +214,8 @@ def alone(model: DAPP, batch: Batch, i: int) -> float:
     model.redraw(torch.Generator().manual_seed(2))
     assert isinstance(model.modes, Modes)
     values = Values(model.value_weight, model.value_readout, model.gain)
-    about = (model.rate, one, draws[i : i + 1, : n + 1].contiguous(), model.time_scale, False, 1.0)
+    own = draws[i : i + 1, : n + 1].contiguous()
+    about = (model.rate, one, own, model.time_scale, False, 1.0, 8)
     return float(
         sampled_gradients(DAPP_LOSS.load(), model.modes, values, model.readout, *about)[0][0]
     )

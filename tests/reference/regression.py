@@ -145,7 +145,8 @@ def sampled(model: Any, name: str) -> dict[str, list[float]]:
     fresh = fp.sample(model, 0.0, 6.0, 4, seed=1)
     after = fp.sample(model, history.stop, history.stop + 3.0, 3, seed=2, history=history)
     forecast = fp.forecast(model, history, horizon=3.0, paths=40, seed=3).to_dict()
-    del forecast["next_event"]["regions"]  # which forecasts did not have when this was recorded
+    # Parts that forecasts did not have when this was recorded.
+    del forecast["whole"], forecast["next_event"]["regions"]
     found = {
         "samples": [numbers(s.times) + numbers(s.marks) for s in (*fresh, *after)],
         "forecast": forecast,

@@ -29,7 +29,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, BatchContext, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
@@ -200,9 +200,15 @@ class Frailty(PointProcess[FrailtyHistory]):
     @torch.no_grad()
     def _expected(self, data: Dataset) -> Float[ndarray, " S"]:
         """Lambda of every sequence over its whole window."""
+        whole = data.context
+        if whole is not None and _share_one_rate(whole):
+            # The rate of the population is integrated once for all sequences.
+            edges = torch.from_numpy(np.stack([data.starts, data.stops]))
+            first = whole.batch(np.zeros(1, dtype=np.int64))
+            return self._mass(edges[:1], edges[1:], first)[0][0].numpy()
         parts = []
         for rows in np.array_split(np.arange(len(data)), max(1, len(data) // 256)):
-            context = None if data.context is None else data.context.batch(rows)
+            context = None if whole is None else whole.batch(rows)
             start, stop = (
                 torch.from_numpy(x[rows].copy())[:, None] for x in (data.starts, data.stops)
             )
@@ -329,12 +335,6 @@ class Frailty(PointProcess[FrailtyHistory]):
         edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
         low = edges.amin(1)
         high = edges.amax(1)
-        if _share_one_rate(context) and high.max() - low.min() < (high - low).sum():
-            # The rate of the population is computed once for all sequences.
-            assert context is not None
-            first = torch.zeros(1, dtype=torch.int64, device=a.device)
-            total, each = self._mass(a.reshape(1, -1), b.reshape(1, -1), context.select(first))
-            return total.view(a.shape), each.view(*a.shape, -1)
         parts = [edges]
         if self.effects is not None:
             parts.append(self.effects.cuts(low, high, context, PIECE))
@@ -359,13 +359,11 @@ class Frailty(PointProcess[FrailtyHistory]):
         )
 
 
-def _share_one_rate(context: BatchContext | None) -> bool:
-    """Whether the rate of the population is the same function of time for several sequences: they
-    have one origin, and neither covariates nor an exposure.
+def _share_one_rate(context: Context) -> bool:
+    """Whether the rate of the population is the same function of time for all sequences: they have
+    one origin, and neither covariates nor an exposure.
     """
-    if context is None or context.origin is None or len(context.origin) < 2:
-        return False
-    if context.covariates is not None or context.exposure is not None:
+    if context.origin is None or context.covariates is not None or context.exposure is not None:
         return False
     return bool((context.origin == context.origin[0]).all())
 
