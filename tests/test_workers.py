@@ -53,6 +53,7 @@ def test_threads_run_tasks_that_start_processes() -> None:
 
 CLUSTER = """
 import json, os, subprocess, sys, time
+from pathlib import Path
 from ray.cluster_utils import Cluster
 
 model, data, folder = sys.argv[1:]
