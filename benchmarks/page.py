@@ -3,7 +3,7 @@
     python benchmarks/page.py [--results benchmarks/results] [--page docs/performance.md]
 
 Reads every `NAME.json` of the folder (`records.py`) and writes the page.
-Nobody edits the page by hand: a test compares it with what the files say.
+The page is not edited by hand: a test compares it with the files.
 """
 
 from __future__ import annotations
@@ -22,28 +22,26 @@ PAGE = ROOT / "docs" / "performance.md"
 Found = dict[str, Any]
 
 HEAD = """# Performance
-How fast Fourpoint is beside its peers, and how its costs grow. Every number on this page is made
-by `benchmarks/page.py` from the files in `benchmarks/results`, which the commands below write; do
-not edit it. To repeat it:
+This page compares the speed of Fourpoint with that of other libraries, and shows how its costs
+grow with the size of the data. `benchmarks/page.py` generates it from the files in
+`benchmarks/results`, which the commands below write:
 
     make bench                             # every benchmark, forty minutes on two cores
     make bench BENCH="--quick"             # small sizes, about five minutes, into results/bench
     make bench BENCH="--data DIR"          # with public data sets, which only one comparison needs
     python benchmarks/training.py --help   # one of them
 
-- **Medians.** A figure is the median of repeats, with the least and the largest in brackets; a
-  ratio is the median of the ratios of each round. Libraries take turns, so that what else a
-  machine does meets all alike.
-- **Same work.** Peers run in their own code, same data, same batches, same machine, same run.
-  What is set up once (imports, compiled loops, caches) is timed nowhere, except where start-up
-  itself is measured.
-- **Peers** come with the extra `bench`. One that cannot be installed is shown as missing, and no
-  figure stands for it.
+- **Medians.** A figure is the median of repeats, with the smallest and the largest in brackets; a
+  ratio is the median of the ratios within each round. Libraries take turns, so that other work on
+  the machine affects all of them.
+- **Same work.** Other libraries run their own code on the same data, with the same batches, on the
+  same machine and in the same run. One-time costs (imports, compilation, caches) are excluded,
+  except where start-up itself is measured.
+- **Other libraries** are installed with the extra `bench`. A library that cannot be installed is
+  shown as missing.
 - **Load** is the mean number of processes that ran or waited in the minute before a benchmark
-  began; one that began on a busy machine says so, and its times by the clock are worth less than
-  its ratios.
-- **Verdicts** are printed by the command that measured, and a promise that is not kept stays on
-  the page.
+  began. On a busy machine, ratios are more reliable than wall-clock times.
+- **Targets** that are missed stay on the page; the command that measures prints the verdict.
 """
 
 SECTIONS: dict[str, tuple[str, str]] = {
@@ -55,10 +53,10 @@ SECTIONS: dict[str, tuple[str, str]] = {
         "and nodes per gap.",
     ),
     "oracle": (
-        "Time to the truth",
+        "Time to the oracle",
         "Seconds of training until 200 held-out sequences score within .01 nats per event of "
-        "the process that made the data (`gaps` "
-        "convention, honest integral). Scoring is not timed. EasyTPP's models at two "
+        "the process that generated the data (`gaps` "
+        "convention, refined integral). Scoring is not timed. EasyTPP's models at two "
         "learning rates; its default is 1e-3.",
     ),
     "deep": (
@@ -77,12 +75,13 @@ SECTIONS: dict[str, tuple[str, str]] = {
     "peers": (
         "The neural baselines",
         "Fourpoint's RMTPP, NHP, SAHP and THP beside EasyTPP's after equally many epochs: "
-        "nats per event by one honest integral, what the "
-        "library's own loss says, and events per second of processor time on one thread.",
+        "nats per event by one refined integral, the same "
+        "by the library's own loss, and events per second of processor time on one thread.",
     ),
     "costs": (
         "Evaluation, start-up and memory",
-        "Honest log-likelihoods, fresh processes, and the peaks of one epoch of training.",
+        "Log-likelihoods with refined integrals, start-up of new processes, and peak memory of "
+        "one epoch of training.",
     ),
     "sampling": ("Sampling", "Events per second of drawn paths on one thread."),
     "forecast_all": (
@@ -93,35 +92,35 @@ SECTIONS: dict[str, tuple[str, str]] = {
     "streaming": (
         "Live streams",
         (
-            "Time, state and memory per event of a stream, a bank of 10,000 entities, and what "
-            "alarms are worth."
+            "Time, state and memory per event of a stream, a bank of 10,000 entities, and the "
+            "false-alarm rate and delay of alarms."
         ),
     ),
     "hawkes": (
         "Fitting a Hawkes process",
-        "Seconds to the maximum of the likelihood on one thread, and how high it is.",
+        "Seconds to the maximum of the likelihood on one thread, and the log-likelihood reached.",
     ),
     "reading": (
         "Reading files",
         "Processor seconds and peak memory beside polars' read followed by a stable sort.",
     ),
     "memory": (
-        "What bounded memory costs",
-        "Nats per event that are lost where each head remembers only some events.",
+        "Loss by bounded memory",
+        "Nats per event that are lost if each head remembers only some of the events.",
     ),
     "exactness": (
         "Exactness of the sampler",
         "Every model's own samples, rescaled by its own integral; coverage of forecasts.",
     ),
     "precision": (
-        "Few bits in matrix products",
-        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores have "
-        "them, beside float64: why it trains in tf32 "
+        "Precision of matrix products",
+        "Deep DAPP's log-likelihood and gradient with factors rounded as tensor cores round "
+        "them, compared with float64. For this reason it trains in tf32 "
         "on a GPU, and not in bf16.",
     ),
     "gpu": (
         "On a GPU",
-        "Written by `python benchmarks/gpu.py` on a machine with the card that is named below.",
+        "Measured by `python benchmarks/gpu.py` on the GPU that is named below.",
     ),
 }
 
