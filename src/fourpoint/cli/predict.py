@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -124,7 +125,7 @@ def _as_rows(table: pa.Table) -> list[dict[str, object]]:
     rows = table.to_pylist()
     return [
         {
-            name: value.isoformat() if hasattr(value, "isoformat") else value
+            name: value.isoformat() if isinstance(value, date) else value
             for name, value in row.items()
         }
         for row in rows

@@ -52,7 +52,8 @@ BESIDE = ("gaps", "observed", "exposure", "covariates", "entities")
 PARTITION = "fourpoint data partition SOURCE -o FOLDER"
 
 
-class Chunk(NamedTuple):
+@dataclass(frozen=True)
+class Chunk:
     """Rows ``first`` to ``last`` of all files, which hold the sequences ``begin`` to ``end``.
 
     ``opens`` and ``closes`` say whether the first and the last event of a sequence that is read in
@@ -245,7 +246,7 @@ class EventFiles:
             starts[row] = pieces[0].before
         return replace(
             self,
-            pieces=(*pieces[:-1], pieces[-1]._replace(closes=True)),
+            pieces=(*pieces[:-1], replace(pieces[-1], closes=True)),
             lengths_of_all=lengths,
             starts_of_all=starts,
             stops_of_all=stops,
@@ -284,7 +285,7 @@ class EventFiles:
         own = slice(piece.begin, piece.end)
         return replace(
             self,
-            pieces=(piece._replace(begin=0, end=piece.end - piece.begin),),
+            pieces=(replace(piece, begin=0, end=piece.end - piece.begin),),
             lengths_of_all=self.lengths_of_all[own],
             starts_of_all=self.starts_of_all[own],
             stops_of_all=self.stops_of_all[own],
@@ -779,7 +780,7 @@ class _Scanning:
         self.latest = float(data.times[-1])
 
     def _close_last(self) -> None:
-        self.pieces[-1] = self.pieces[-1]._replace(closes=True)
+        self.pieces[-1] = replace(self.pieces[-1], closes=True)
 
     # ------------------------------------------------------------------ checks
 

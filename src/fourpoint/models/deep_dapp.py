@@ -270,8 +270,9 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """
         if not (self.training and self.dequantise):
             return 0.0
-        if self._known[0] is not self.tick or self._known[1] != self.tick._version:
-            self._known = (self.tick, self.tick._version, float(self.tick))
+        version = self.tick._version
+        if self._known[0] is not self.tick or self._known[1] != version:
+            self._known = (self.tick, version, float(self.tick))
         return self._known[2]
 
     # ------------------------------------------------------------------ the verbs

@@ -288,7 +288,7 @@ class Engine:
             if self._batch:
                 self.tell(f"the {role} model is a new one: it goes through the stored events")
         if slot.role != role or slot not in slots:
-            slot = slot._replace(role=role)
+            slot = replace(slot, role=role)
             with self.store.transaction():
                 self.store.put_slot(slot)
         following = self.follow(slot, model)
@@ -307,7 +307,7 @@ class Engine:
         cut = self.store.text("compacted")
         if begun is not None and cut is not None and self.times.calendar is None:
             begun = max(begun, float(cut))
-        return slot._replace(begin=begun)
+        return replace(slot, begin=begun)
 
     def follow(self, slot: Slot, model: PointProcess) -> Following:
         """The model in a slot, as its snapshot has it."""
@@ -369,7 +369,7 @@ class Engine:
 
     def _adopt(self, served: Served, following: Following) -> None:
         old = self.live.slot.slot
-        slot = following.slot._replace(role=LIVE)
+        slot = replace(following.slot, role=LIVE)
         following.become(slot)
         self.counters.drifts = 0
         self.paired = Paired()
@@ -507,7 +507,7 @@ class Engine:
                 draft.receipt.late += 1
         self._count(receipts, events, alarms)
         self.counters.paired = asdict(self.paired)
-        stored = [event._replace(late=True) if event.seq in late else event for event in events]
+        stored = [replace(event, late=True) if event.seq in late else event for event in events]
         receipt_of = {e.seq: d.receipt for e, d in zip(events, drafts, strict=True)}
         numbered = self._numbered(alarms, receipt_of)
         frontier = self.watermark.frontier

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 
 import numpy as np
@@ -142,11 +142,11 @@ class Following:
         """Have another role from now on."""
         self.slot = slot
         if self._snapshot is not None:
-            self._snapshot.slot = self._snapshot.slot._replace(role=slot.role)
+            self._snapshot.slot = replace(self._snapshot.slot, role=slot.role)
 
     def begin(self, start: float) -> None:
         """Open the observation at ``start``; the slot must be written with the same batch."""
-        self.slot = self.slot._replace(begin=start)
+        self.slot = replace(self.slot, begin=start)
         self._open(start, None)
 
     def _open(self, start: float, head: bytes | None) -> None:
@@ -218,7 +218,8 @@ class Following:
         bank = self.entities.bank
         totals = asdict(self.totals) | {"waiting_from": watermark.first or 0}
         changes = bank.changes()
-        slot = self.slot._replace(
+        slot = replace(
+            self.slot,
             version=self.slot.version + 1,
             batch=batch,
             head=bank.head(),

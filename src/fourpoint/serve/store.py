@@ -18,6 +18,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from fourpoint.errors import UserError
@@ -51,7 +52,8 @@ EVENT = "seq, id, entity, time, moment, mark, features, late"
 READERS = 4  # connections that are kept for questions
 
 
-class StoredEvent(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
     """An event as it is stored.
 
     ``time`` is in its window and ``moment`` on the clock of the whole log; they differ where the
@@ -82,7 +84,8 @@ class Batch(NamedTuple):
     scores: bytes | None
 
 
-class Slot(NamedTuple):
+@dataclass(frozen=True)
+class Slot:
     """A followed model: its fingerprint, when its observation ``begin``s, and its last complete
     snapshot, ``version``, which belongs to the state after ``batch``.
     """
@@ -192,9 +195,8 @@ class SqlStore:
 
     def append(self, events: Sequence[StoredEvent]) -> None:
         """New events."""
-        marks = ",".join("?" * len(StoredEvent._fields))
         self._writing.execute_many(
-            f"INSERT INTO events ({EVENT}) VALUES ({marks})",
+            f"INSERT INTO events ({EVENT}) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 (
                     event.seq,
@@ -253,7 +255,7 @@ class SqlStore:
             "role = excluded.role, model = excluded.model, begin = excluded.begin, "
             "version = excluded.version, batch = excluded.batch, head = excluded.head, "
             "tally = excluded.tally",
-            tuple(slot),
+            astuple(slot),
         )
 
     def drop_slot(self, slot: int) -> None:

@@ -17,9 +17,9 @@ import math
 import threading
 import time as clocks
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
 from fastapi import APIRouter, Depends, FastAPI, Query
@@ -210,7 +210,8 @@ def add_dashboard(app: FastAPI, service: Service, reader: Callable[..., str]) ->
     app.mount("/assets", StaticFiles(directory=FILES), name="assets")
 
 
-class Seen(NamedTuple):
+@dataclass(frozen=True)
+class Seen:
     """The present of an engine, as its own thread sees it."""
 
     recent: list[Scored]
@@ -416,7 +417,7 @@ class Views:
         own = [one for one in seen.recent if entity is None or one.event.entity == entity]
         inside = [one.event for one in own if start <= one.event.moment <= now]
         seen_from = min(max(start, seen.begin), now)
-        found, approximate = self._picture(seen._replace(recent=own), subject, seen_from, now)
+        found, approximate = self._picture(replace(seen, recent=own), subject, seen_from, now)
         shown = engine.shown
         rates = found.rates
         return {

@@ -17,7 +17,8 @@ import math
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,8 @@ CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
 
 
-class ClosedForm(NamedTuple):
+@dataclass(frozen=True)
+class ClosedForm:
     """A fitted closed-form model: its name, its remarks, its scores on the development data, and
     the seconds that the fit took.
     """

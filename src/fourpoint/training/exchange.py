@@ -52,7 +52,7 @@ class SharedSum:
             shutil.rmtree(folder)  # what is open stays, until the last process ends
 
     def add(self, numbers: torch.Tensor) -> None:
-        """Put the sum over all processes in the place of the ``numbers`` of this one."""
+        """Replace the ``numbers`` of this process by their sum over all processes."""
         rows = self.rows[self.turn]
         self.turn = 1 - self.turn
         rows[self.rank] = numbers.numpy()

@@ -448,7 +448,7 @@ def _refit(run: Run, everything: Dataset, outages: str) -> Callable[[ClosedForm]
         shown = dequantised(data, run.resolution, run.seed) if run.resolution else data
         again, notes = fit_closed_form(one.name, model.marks, shown, effects, model.event_features)
         again.trained_on = TrainedOn.of(everything, everything.select([]))
-        return one._replace(model=again, notes=notes)
+        return replace(one, model=again, notes=notes)
 
     return refit
 

@@ -72,7 +72,8 @@ DIFFERENCE = 1e-4  # of their logarithms, for derivatives
 LOOKED = 256  # sequences, and events of each, that the first guess of the spread looks at
 
 
-class Strengths(NamedTuple):
+@dataclass(frozen=True)
+class Strengths:
     """The parameters as they enter the rate, in the user's units."""
 
     baseline: Float[Tensor, " M"]
@@ -326,7 +327,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                     if 0 <= place < size:
                         moved[name].view(-1)[place] *= math.exp(side)
                     place -= size
-                ends.append(self._shares(batches, s._replace(**moved))[0])
+                ends.append(self._shares(batches, replace(s, **moved))[0])
             others[:, column] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
         inverses, crosses = [], []
         rest = others.T @ others + 1e-9 * np.eye(others.shape[1])
@@ -716,7 +717,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         with torch.no_grad():
             s = self._strengths()
         weight = None if s.weight is None else s.weight.detach()
-        return s._replace(log_share=s.log_share.detach(), weight=weight)
+        return replace(s, log_share=s.log_share.detach(), weight=weight)
 
     def _log_likelihood(
         self, batch: Batch, s: Strengths, convention: str = "window"

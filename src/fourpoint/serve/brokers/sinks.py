@@ -108,7 +108,8 @@ def sink_at(url: str, secret: bytes | None) -> Sink:
             raise UserError(
                 "a stream for alarms", f"{url!r}", "Type redis://HOST:6379/0?stream=alarms, say."
             )
-        return RedisSink(urlunsplit(parts._replace(query="")), stream)
+        server = urlunsplit((parts.scheme, parts.netloc, parts.path, "", parts.fragment))
+        return RedisSink(server, stream)
     if parts.scheme == "kafka":
         topic = parts.path.strip("/")
         if not parts.netloc or not topic:
