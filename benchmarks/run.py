@@ -9,9 +9,9 @@ The full form takes about forty minutes on two cores and writes `benchmarks/resu
 which is not kept. A benchmark that fails is recorded as failed, and the next one is run. ``--data``
 is a folder of public data sets as Parquet files, for the benchmark that compares on them. `gpu.py`,
 `budget.py`, `leaderboard.py` and the benchmarks of predictions (`counts.py`, `horizon.py`,
-`conformal.py`, `interval_coverage.py`, `influence.py`, `bands.py`), of earthquakes (`etas.py`,
-`seismic.py`), of consumer groups (`brokers.py`), of scale (`scale.py`) and of the service
-(`serve.py`, `serve_faults.py`) are run by themselves.
+`conformal.py`, `interval_coverage.py`, `influence.py`, `bands.py`, `simulated_logs.py`), of
+earthquakes (`etas.py`, `seismic.py`), of consumer groups (`brokers.py`), of scale (`scale.py`) and
+of the service (`serve.py`, `serve_faults.py`) are run by themselves.
 """
 
 from __future__ import annotations

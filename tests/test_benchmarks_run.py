@@ -83,6 +83,7 @@ ARGUMENTS = {
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
     "scale": ("--quick --parts steps --files 2 --sequences 12 --steps 1 --batch 4"),
     "scaling": "--quick --repeats 1",
+    "simulated_logs": "--quick --parts features silent gaps",
     "serve": "--quick --flood 3000 --max-entities 1000",
     "serve_faults": "--quick --faults kills-sqlite disk",
     "seismic": "--quick",
