@@ -166,8 +166,8 @@ def dapp_tables(
     every_row(len(past), lambda first, step, fault: loops.history(first, step, *rest))
     pieces = _pieces(_dapp_cubics(rate, modes.scale), effects, batch, wanted)
     if rate.link == "identity":  # nothing but attention is inside the link
-        zeros = np.zeros_like(pieces.inside)
-        pieces = pieces._replace(inside=zeros, most_inside=zeros[..., 0].copy())
+        pieces.inside.fill(0.0)
+        pieces.most_inside.fill(0.0)
     return DAPPTables(past, grid, kernel, _link(rate, modes.scale), pieces)
 
 

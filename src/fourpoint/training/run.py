@@ -38,6 +38,7 @@ from typing import Any, ParamSpec, cast
 
 import numpy as np
 import torch
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from fourpoint.atomic import locked, make_folder, write_atomic
 from fourpoint.data.event_files import EventFiles
@@ -198,8 +199,8 @@ class Run:
     def move_mean(self, step: int) -> None:
         """One step of the running mean, which is a plain mean at first."""
         if self.mean:
-            share = 1 - min(self.average, (step + 1) / (step + 10))
-            torch._foreach_lerp_(self.mean, [p.detach() for p in self.model.parameters()], share)
+            update = get_ema_multi_avg_fn(min(self.average, (step + 1) / (step + 10)))
+            update(self.mean, [p.detach() for p in self.model.parameters()], step)
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
