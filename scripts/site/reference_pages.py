@@ -158,7 +158,7 @@ def _entry(name: str) -> list[str]:
 
 
 def _summary(names: list[str], page: str) -> list[str]:
-    rows = ["| name | |", "|---|---|"]
+    rows = ["| name | purpose |", "|---|---|"]
     for name in names:
         rows.append(f"| [`fp.{name}`]({page}#fourpoint.{name}) | {first_sentence(name)} |")
     return [*rows, ""]

@@ -10,7 +10,8 @@ from fourpoint.sanitising import console_text
 
 
 class UserError(ValueError):
-    """An error a user can correct: what was expected, what came and where, and what to do.
+    """An error that a user can correct: what was expected, what was received and where, and what
+    to do.
 
     >>> str(UserError("a positive horizon", "-1.0", "Pass horizon=2.0, say."))
     'expected a positive horizon; received -1.0. Pass horizon=2.0, say.'
@@ -26,7 +27,8 @@ class UserError(ValueError):
 
 
 class EventDataError(UserError):
-    """Data that is not a set of event sequences. It names the sequence, the event and the value.
+    """Data that are not valid sequences of events. The message names the sequence, the
+    event and the value.
 
     >>> import fourpoint as fp
     >>> try:

@@ -134,7 +134,8 @@ def goodness_of_fit(
     seed: int = 0,
     progress: bool = False,
 ) -> Goodness:
-    """Rescale the events of ``data`` by ``model`` and test what remains, per mark and in total.
+    """Test whether ``model`` fits ``data``: its rescaled events are compared with a Poisson process
+    of rate 1, per mark and in total.
 
     ``tolerance`` is that of the integrals, per event; ``seed`` that of the times inside ticks,
     where times are rounded: then the first 20,000 events are looked at, or 2,000 if the model's

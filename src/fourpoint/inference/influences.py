@@ -182,7 +182,7 @@ def influence(
     seed: int = 0,
     progress: bool = False,
 ) -> Influence:
-    """The expected events of each type that one event of each type leads to directly, by ``model``.
+    """Estimate the expected events of each type that one event of each type leads to directly.
 
     Args:
         data: the data that the model was fitted to. A Hawkes process is tested on them; of other

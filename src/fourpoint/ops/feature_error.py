@@ -25,8 +25,8 @@ from fourpoint.events import UserError
 def features_needed(
     error: float, *, radius: float, sigma: float, dimension: int = 1, probability: float = 0.05
 ) -> int:
-    """The smallest D for which the bound keeps the largest error of the kernel below ``error`` but
-    for ``probability``.
+    """The number D of features for which the largest error of the kernel is below ``error``,
+    except with ``probability``, by the bound of Proposition 2.
 
         D = 4 (d + 2) / e^2 log( (48 R sigma / e)^2 / p )
 

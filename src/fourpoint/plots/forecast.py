@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.plots.charts import (
     COLOURS,
@@ -25,8 +25,9 @@ from fourpoint.plots.charts import (
     look,
     mark_ids,
     rate_label,
+    singular,
 )
-from fourpoint.sanitising import plot_text
+from fourpoint.sanitising import plot_name, plot_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -120,12 +121,14 @@ def counts_plot(
     dates: Dates | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Expected counts in W windows between W + 1 ``edges``, with intervals, and what happened where
-    ``truth`` is known. With ``dates`` the axis shows them.
+    """Expected counts in W windows between W + 1 ``edges``, with their intervals, and the observed
+    counts ``truth`` if they are known. With ``dates`` the axis shows dates.
 
     >>> ax = counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], truth=[2, 5])
     >>> ax.get_ylabel()
     'events per interval'
+    >>> counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], unit="hours").get_ylabel()
+    'events per hour'
     """
     x, m, lo, hi = (np.asarray(v, float).reshape(-1) for v in (edges, mean, low, high))
     middle = (x[1:] + x[:-1]) / 2
@@ -138,8 +141,17 @@ def counts_plot(
             ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=size)
         ax.set_xlim(x[0], x[-1])
         label_time(ax, unit, dates)
-        ax.set_ylabel("events per interval")
+        ax.set_ylabel(_count_label(np.diff(x), unit if dates is None else dates.unit))
     return ax
+
+
+def _count_label(widths: NDArray[np.float64], unit: str) -> str:
+    """The label of an axis of counts in intervals of these widths."""
+    if not unit or not np.allclose(widths, widths[:1]):
+        return "events per interval"
+    if np.isclose(widths[0], 1.0):
+        return f"events per {plot_name(singular(unit))}"
+    return f"events in {widths[0]:g} {plot_name(unit)}"
 
 
 def qq_plot(

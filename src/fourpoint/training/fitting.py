@@ -133,16 +133,16 @@ def fit(
     keep_going: Callable[[float, float], bool] | None = None,
     buffer: int = BUFFER,
 ) -> Fit:
-    """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (a tenth of
-    ``train`` where None).
+    """Fit ``model`` to ``train``, keeping the weights that are best on ``dev`` (by default a tenth
+    of ``train``).
 
     A model that is fitted in closed form (Poisson, spline Poisson, Hawkes, self-correcting) is
     fitted to all of ``train``; ``dev`` is scored if it is given.
 
     Args:
-        train, dev: data sets, or files opened by `fourpoint.scan`, of which a part at a time is in
-            memory. First fits and checks then look at a sample of a million events, and
-            validations at one of the development data.
+        train, dev: data sets, or files opened by `fourpoint.scan`, of which one part at a time is
+            in memory. Initial fits and checks then use a sample of a million events, and
+            validations a sample of the development data.
         steps: most optimiser steps. Where only the recipe says so, as many as ``epochs`` passes
             through the data take if that is more.
         time_budget: seconds from the call to its return; ends the schedule earlier where it is
