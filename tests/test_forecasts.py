@@ -484,6 +484,16 @@ def test_what_cannot_be_forecast_is_refused(options: dict[str, Any], text: str) 
         forecasts(Poisson(), histories(1), **options)
 
 
+def test_many_events_are_no_explosion() -> None:
+    """A stationary process with more than 10,000 events before the horizon is forecast."""
+    past = Sequence(np.arange(0.0, 10.0, 0.004), start=0.0, stop=10.0)
+    model = Hawkes(baseline=150.0, branching=0.4, decay=10.0)  # 250 in the long run
+    found = fp.forecast(model, past, horizon=60.0, paths=4)
+    assert found.whole.mean[0].item() == pytest.approx(15_000, rel=0.05)
+    table = forecasts(model, past, horizon=60.0, by=30.0, paths=4)
+    assert sum(table.column("mean").to_pylist()) == pytest.approx(15_000, rel=0.05)
+
+
 def test_a_model_that_explodes_is_refused_with_its_sequence() -> None:
     for model in (
         Hawkes(baseline=5.0, branching=30.0, decay=9.0),

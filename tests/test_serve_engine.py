@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 
 from fourpoint.errors import UserError
 from fourpoint.events import MarkSpace
+from fourpoint.log_format import LogFormat
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.hawkes import Hawkes
@@ -111,7 +113,7 @@ def make(url: str) -> Iterator[Make]:
     made: list[Engine] = []
 
     def build(
-        model: PointProcess | None = None,
+        model: PointProcess | Served | None = None,
         with_settings: Settings | None = None,
         shadow: PointProcess | None = None,
     ) -> Engine:
@@ -120,7 +122,7 @@ def make(url: str) -> Iterator[Make]:
         store = SqlStore(database(url))
         try:
             engine = Engine(
-                served(model or hawkes()),
+                model if isinstance(model, Served) else served(model or hawkes()),
                 store,
                 with_settings or settings(),
                 shadow=None if shadow is None else served(shadow),
@@ -441,3 +443,69 @@ def test_passwords_are_not_shown() -> None:
     with pytest.raises(UserError) as found:
         database("mysql://u:secret@h/db")
     assert "secret" not in str(found.value)
+
+
+# ---------------------------------------------------------------------- the present and silences
+
+
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
+
+
+def dated(*, zoned: bool) -> Served:
+    """A model of two entities with an event an hour each, from 12:00 on."""
+    origin = NOON.isoformat() if zoned else NOON.replace(tzinfo=None).isoformat()
+    log = LogFormat("time", sequence="entity", clock="stamps", zoned=zoned, origin=origin)
+    trained = Trained(start=0.0, stop=1.0, events=100, sequences=2, unit="hours", log=log)
+    return Served(Path("model"), Poisson(), trained)
+
+
+def at(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
+    """Set the wall clock to so many hours after noon in UTC."""
+    monkeypatch.setattr(Engine, "wall", lambda self: NOON.timestamp() + 3600 * hours)
+
+
+def test_silences_raise_alarms_while_they_last(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def events(*hours: float) -> Request:
+        stamps = [(NOON + timedelta(hours=hour)).isoformat() for hour in hours]
+        return Request([{"entity": n, "time": stamp} for stamp in stamps for n in ("a", "b")])
+
+    engine = make(dated(zoned=True))
+    at(monkeypatch, 4.01)
+    assert engine.accept([events(1.0, 2.0, 3.0, 4.0)])[0].accepted == 8
+    digest = engine.digest()
+    at(monkeypatch, 8.0)
+    assert not engine.note_silences()
+    at(monkeypatch, 50.0)  # also where the last event is older than a day
+    assert engine.now() == pytest.approx(50.0)
+    assert engine.note_silences() and not engine.note_silences()
+    found = [engine.alarm_fields(alarm) for alarm in engine.store.alarms(10)]
+    assert sorted(alarm["name"] for alarm in found) == ["a", "b"]
+    assert {(alarm["kind"], alarm["direction"]) for alarm in found} == {("silence", "fewer")}
+    assert engine.digest() == digest  # of events alone
+    engine = make(dated(zoned=True))
+    assert engine.digest() == digest and not engine.note_silences()
+    receipt = engine.accept([events(50.0)])[0]
+    assert not [alarm for alarm in receipt.alarms if alarm["of"] == "entity"]
+    at(monkeypatch, 120.0)
+    assert engine.note_silences() and engine.counters.alarms == len(engine.store.alarms(10))
+
+
+@pytest.mark.parametrize("hours", [-5.0, 5.5])
+def test_logs_in_local_time_without_a_zone(
+    make: Make, monkeypatch: pytest.MonkeyPatch, hours: float
+) -> None:
+    engine = make(dated(zoned=False))
+    at(monkeypatch, 1.01 - hours)
+    engine.accept([Request([{"entity": "a", "time": "2026-03-02T13:00:00"}])])
+    assert engine.now() == pytest.approx(1.01)
+    at(monkeypatch, 3.0 - hours)
+    assert engine.now() == pytest.approx(3.0)
+
+
+def test_the_present_of_a_replay_is_its_last_event(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(dated(zoned=True))
+    at(monkeypatch, 1000.0)
+    engine.accept([Request([{"entity": "a", "time": "2026-03-02T13:00:00+00:00"}])])
+    assert engine.now() == 1.0 and not engine.is_live and not engine.note_silences()

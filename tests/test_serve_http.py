@@ -224,6 +224,31 @@ def test_the_future_and_its_reasons(web: Web) -> None:
     assert web.ask("GET", "/v1/forecast?horizon=1h&entity=nobody")[0] == 404
 
 
+def test_long_horizons_cost_seconds_at_most(web: Web) -> None:
+    found = web.get("/v1/forecast?horizon=6000&entity=s0&paths=2000")
+    assert 10_000 < found["total"]["mean"] < 20_000  # 2.5 an hour, more than 10,000 of one path
+    assert "band is that of events per unit" in found["notes"][0]
+    assert "futures, since the horizon has many events" in found["notes"][1]
+    for path in ("?horizon=1e300&entity=s0", "?horizon=1e300"):
+        status, problem, _ = web.ask("GET", f"/v1/forecast{path}")
+        assert status == 400
+        assert problem["error"].startswith("expected a horizon in which at most 20,000 events are")
+    for horizon in ("nan", "inf", "-1", "0"):
+        status, problem, _ = web.ask("GET", f"/v1/forecast?horizon={horizon}&entity=s0")
+        assert status == 400 and "a positive horizon" in problem["error"]
+
+
+def test_paths_may_have_the_version_or_leave_it_out(web: Web) -> None:
+    for path in ("/entities/s0", "/events", "/alarms", "/forecast?horizon=1h&entity=s0"):
+        assert web.ask("GET", path)[0] == web.ask("GET", f"/v1{path}")[0] == 200
+    for path in ("/healthz", "/readyz", "/metrics", "/openapi.json"):
+        assert web.ask("GET", path)[0] == web.ask("GET", f"/v1{path}")[0] == 200
+    status, problem, _ = web.ask("GET", "/v2/events")
+    assert status == 404 and problem["error"].startswith("expected a path of this interface; rec")
+    status, problem, found = web.ask("DELETE", "/v1/events")
+    assert status == 405 and problem["error"].startswith("expected a method of this interface; r")
+
+
 def test_a_burst_raises_an_alarm_that_is_acknowledged(web: Web) -> None:
     burst = [
         {"id": f"b{i}", "entity": "s3", "time": stamp(25 + i / 3600), "mark": "fire"}

@@ -62,7 +62,9 @@ GRID = 200  # points of a density
 FAR = 0.995  # the probability up to which a density is shown
 REGION = 0.9  # the probability of the regions of the next event
 STEPS = 100  # points of a rate path
-MOST = 10_000  # events of one sampled path
+MOST = 10_000  # events of one sampled path, at which a process counts as explosive,
+FACTOR = 10.0  # or so many times as many as the rate of the past leads one to expect
+LARGEST_LIMIT = 1_000_000
 RECENT = 2048  # past events whose rate is drawn
 DATE = len("2025-06-03 ")
 SHOWN = 8  # types in a row of the printed table
@@ -398,6 +400,7 @@ def _with_uncertainty(
     now, end = found.at, found.at + found.horizon
     members = min(MEMBERS, len(uncertainty), paths)
     each = -(-paths // members)
+    limit = path_limit(len(found.past), now - found.past.start, end - now)
     drawn: list[Sequence] = []
     rates: list[Float[Tensor, "B Q M"]] = []
     refused = 0
@@ -405,7 +408,7 @@ def _with_uncertainty(
         with eval_mode(member):
             here = remember(member, found.past.batch())
             try:
-                futures = _futures(member, here, now, end, each, seed + k, False).data
+                futures = _futures(member, here, now, end, each, seed + k, False, limit).data
             except UserError:
                 refused += 1
                 continue
@@ -470,7 +473,8 @@ def forecast_from(
             ) from error
         if law.never[0] > 1e-6:
             notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
-        drawn = _futures(model, here, now, end, paths, seed, progress)
+        limit = path_limit(len(past), now - past.start, end - now)
+        drawn = _futures(model, here, now, end, paths, seed, progress, limit)
         band = _band(model, here, past, drawn.data, now, end, progress)
     levels = _count_levels(calibration, now, float(horizon), edges)
     counts = _counts(drawn.data, edges, levels)
@@ -495,20 +499,39 @@ def _futures(
     paths: int,
     seed: int,
     progress: bool,
+    limit: int,
 ) -> Paths:
-    """Paths from now to the end; an explosion is refused."""
+    """Paths from now to the end; an explosion, ``limit`` events of one path, is refused."""
     many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
     start, stop = (torch.full_like(many.start, x) for x in (now, end))
     try:
         with bar("sampling futures", 1.0, show=progress) as step:
             return advance(
-                model, many, start, stop, torch.Generator().manual_seed(seed), limit=MOST, step=step
+                model,
+                many,
+                start,
+                stop,
+                torch.Generator().manual_seed(seed),
+                limit=limit,
+                step=step,
             )
     except UserError as error:
         expected = "a process that does not explode before the horizon"
         raise UserError(
             expected, error.received, "Shorten the horizon, or fit the model again."
         ) from error
+
+
+def path_limit(events: int, span: float, length: float) -> int:
+    """How many events of a path of ``length`` count as an explosion: 10,000, or ten times as many
+    as expected at the rate of a past with ``events`` in a ``span`` of time.
+
+    >>> path_limit(2500, 2000.0, 24.0), path_limit(2500, 2000.0, 10_000.0)
+    (10000, 125000)
+    """
+    if not span > 0:
+        return MOST
+    return int(min(max(MOST, FACTOR * events / span * length), LARGEST_LIMIT))
 
 
 def _check(horizon: float, paths: int, windows: int) -> None:

@@ -43,7 +43,12 @@ from fourpoint.events.dates import (
     shown,
     time_at,
 )
-from fourpoint.inference.forecasting import carried_forward, nearly_equal, simulated_until
+from fourpoint.inference.forecasting import (
+    carried_forward,
+    nearly_equal,
+    path_limit,
+    simulated_until,
+)
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -58,7 +63,6 @@ from fourpoint.workers import Executor, run_all
 Floats = NDArray[np.float64]
 LEVELS = (0.05, 0.5, 0.95)
 PATHS = 200
-MOST = 10_000  # events of one path, at which a process counts as explosive
 ROWS = 1024  # sequences of a batch, at most
 NUMBERS = 2**24  # counts of a batch, unless one sequence has more
 PADDED = 2**17  # events of a batch with padding, unless one sequence has more
@@ -446,7 +450,7 @@ def forecast_files(
                 past = remember(model, part.batch(), past)
             plan = plan_of(part)
             group = next(_batches(plan))
-            wanted, ahead = _wanted(plan, group)
+            wanted, ahead = _wanted(plan, group, part.batch())
             counts = counts_after(model, past, wanted)[:, int(ahead) :]
             yield _summary(plan, group, counts, count_levels(model, plan, group))
             done += 1
@@ -601,7 +605,7 @@ def events_until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
 def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int32]:
     """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
     batch = events_until(plan.data, plan.at, group.rows)
-    wanted, ahead = _wanted(plan, group)
+    wanted, ahead = _wanted(plan, group, batch)
     try:
         with threads_for_loops(True):
             counts = model.draw_counts(batch, wanted)
@@ -614,7 +618,7 @@ def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int3
         raise UserError(error.expected, received, error.remedy) from error
 
 
-def _wanted(plan: Plan, group: Interval) -> tuple[Wanted, bool]:
+def _wanted(plan: Plan, group: Interval, batch: Batch) -> tuple[Wanted, bool]:
     """The paths to be drawn for a group, and whether they have an interval before the first one, in
     which events are drawn but not counted.
     """
@@ -622,7 +626,16 @@ def _wanted(plan: Plan, group: Interval) -> tuple[Wanted, bool]:
     known = plan.at[group.rows]
     ahead = bool((known < group.edges[:, 0]).any())
     edges = np.column_stack([known, group.edges]) if ahead else group.edges
-    return Wanted(edges, keys, plan.paths, MOST), ahead
+    limit = max(
+        path_limit(*row)
+        for row in zip(
+            batch.valid.sum(1).tolist(),
+            (known - plan.data.starts[group.rows]).tolist(),
+            (group.edges[:, -1] - known).tolist(),
+            strict=True,
+        )
+    )
+    return Wanted(edges, keys, plan.paths, limit), ahead
 
 
 def key_of(seed: int, id: str) -> int:

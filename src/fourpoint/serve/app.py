@@ -140,7 +140,17 @@ def add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse({"error": str(error.detail)}, error.status_code, error.headers)
+        text = str(error.detail)
+        if not text.startswith("expected"):  # a path or a method that no handler has
+            expected = "a path" if error.status_code == 404 else "a method"
+            text = str(
+                UserError(
+                    f"{expected} of this interface",
+                    f"{request.method:.20} {request.url.path:.80}",
+                    "GET /openapi.json lists them.",
+                )
+            )
+        return JSONResponse({"error": text}, error.status_code, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

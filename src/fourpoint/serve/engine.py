@@ -47,6 +47,9 @@ ALL = "all"  # the entity of a model without entities
 RECENT = 20_000  # scored events that are kept in memory
 SLICE = 64  # rows of a snapshot that are written with a batch at least
 IDLE_SLICE = 512  # and where nothing else is to be done
+INTEGRATED = 2048  # entities whose silences are looked at
+DAY = 86_400.0  # seconds by which a live feed may be ahead of the clock or behind it
+QUARTER = 900.0  # seconds of which the offsets of time zones are multiples
 COMPACTED = 5000  # old events that are removed at once
 REFIT = "fourpoint refit MODEL_DIR --store URL -o NEW_DIR"
 Fields = dict[str, Any]
@@ -105,6 +108,7 @@ class Counters:
     drifts: int = 0  # alarms of kind drift since the model was last replaced
     latest: float | None = None  # the latest time of an event
     wall: float = 0.0  # the latest time of the wall clock
+    lag: float | None = None  # seconds by which the latest event was behind it when it came
     reached: dict[str, Any] = field(default_factory=dict)
     paired: dict[str, Any] = field(default_factory=dict)  # with the shadow model
     shadow: str = ""  # its fingerprint
@@ -229,8 +233,12 @@ class Engine:
         return moment if dates is None else dates.iso(moment)
 
     def now(self) -> float | None:
-        """The present on the clock of the log: the wall clock where the log has dates and its
-        latest event is of the last day, else the time of the latest event; None before the first.
+        """The present on the clock of the log: the wall clock where events come as they happen,
+        else the time of the latest event; None before the first.
+
+        Events come as they happen where the latest one came within a day of its time. A log whose
+        timestamps have no zone may be in local time: the quarters of an hour by which its events
+        come too late or too early are taken for the offset of its zone.
         """
         latest = self.counters.latest
         if self.present is not None and self.dates is not None:
@@ -238,8 +246,28 @@ class Engine:
         clock = self.times.wall_clock()
         if clock is None or latest is None:
             return latest
-        present = latest - clock.ahead(latest) / clock.seconds
-        return present if 0.0 <= -clock.ahead(latest) <= 86_400.0 else latest
+        clock = replace(clock, now=self.wall)
+        behind = -clock.ahead(latest)
+        lag = self.counters.lag
+        if lag is None:  # all events so far are of files
+            return latest + behind / clock.seconds if 0.0 <= behind <= DAY else latest
+        if abs(lag) > DAY:
+            return latest
+        offset = 0.0 if self._is_zoned else QUARTER * round(lag / QUARTER)
+        return max(latest, latest + (behind - offset) / clock.seconds)
+
+    @property
+    def _is_zoned(self) -> bool:
+        log = self.times.log
+        return log.zoned or log.zone is not None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether events come as they happen, so that the time since the last one is a silence."""
+        if self.present is not None:
+            return self.dates is not None
+        lag = self.counters.lag
+        return self.times.wall_clock() is not None and lag is not None and abs(lag) <= DAY
 
     # ------------------------------------------------------------------ start and recovery
 
@@ -250,6 +278,7 @@ class Engine:
         kept = self.store.text("engine")
         self.counters = Counters() if kept is None else Counters(**json.loads(kept))
         self.paired = Paired(**self.counters.paired)
+        self.silent: list[str] = json.loads(self.store.text("silent") or "[]")
         last = self.store.last_batch()
         self._batch = 0 if last is None else last.batch
         self._sequence = self.store.last_sequence()
@@ -505,7 +534,10 @@ class Engine:
             draft.receipt.accepted += 1
             if event.seq in late:
                 draft.receipt.late += 1
+        alarms, ended = self._without_told(scored, alarms)
         self._count(receipts, events, alarms)
+        if drafts and not drafts[0].is_given:
+            self._note_lag(events)
         self.counters.paired = asdict(self.paired)
         stored = [replace(event, late=True) if event.seq in late else event for event in events]
         receipt_of = {e.seq: d.receipt for e, d in zip(events, drafts, strict=True)}
@@ -531,6 +563,8 @@ class Engine:
                 for offset in request.offsets:
                     self.store.put_offset(*offset)
             self.store.put_text("engine", json.dumps(asdict(self.counters)))
+            if ended:
+                self.store.put_text("silent", json.dumps(self.silent))
             complete = self._write_slices(max(SLICE, 2 * len(events)))
         for following in complete:
             following.snapshot_written()
@@ -721,6 +755,76 @@ class Engine:
             latest = max(event.moment for event in events)
             counters.latest = latest if counters.latest is None else max(counters.latest, latest)
         self.wall()
+
+    def _note_lag(self, events: Sequence[StoredEvent]) -> None:
+        """How far behind the clock the latest of new events is, if it is the latest of all."""
+        clock = self.times.wall_clock()
+        latest = max(event.moment for event in events)
+        if clock is not None and latest == self.counters.latest:
+            self.counters.lag = -replace(clock, now=self.wall).ahead(latest)
+
+    # ------------------------------------------------------------------ silences
+
+    def note_silences(self) -> bool:
+        """Raise the alarms of entities from which nothing has come for too long, while that lasts;
+        whether there are any.
+
+        The streams do not change, so that their state depends on the events alone. The event that
+        ends such a silence does not raise its alarm again.
+        """
+        entities = self.live.entities
+        now = self.now()
+        if entities is None or now is None or self.settings.scoring.alarms is None:
+            return False
+        if self.degraded is not None or not self.is_live or self.times.calendar is not None:
+            return False
+        if len(entities.bank.table.row) > INTEGRATED:
+            return False
+        told = set(self.silent)
+        found = [
+            (self._last_of(name), alarm.to_dict())
+            for name, alarm in entities.bank.silences(now - self.lateness)
+            if name not in told
+        ]
+        if not found:
+            return False
+        rows = self._numbered(found, {})
+        self.silent += [event.entity for event, _ in found]
+        try:
+            with self.store.transaction():
+                self.store.put_alarms(rows)
+                self.store.put_text("silent", json.dumps(self.silent))
+                self.store.put_text("engine", json.dumps(asdict(self.counters)))
+        except BaseException as error:
+            self.degraded = str(error) or type(error).__name__
+            raise
+        self.on_scored([], [self.alarm_fields(alarm) for alarm in rows])
+        return True
+
+    def _last_of(self, entity: str) -> StoredEvent:
+        """The last stored event of an entity; without a number where it was removed."""
+        found = self.store.recent(1, entity)
+        return found[0] if found else StoredEvent(0, None, entity, 0.0, 0.0, 0, None, False)
+
+    def _without_told(
+        self, scored: Sequence[Scored], alarms: list[tuple[StoredEvent, dict[str, Any]]]
+    ) -> tuple[list[tuple[StoredEvent, dict[str, Any]]], set[int]]:
+        """Alarms without those of silences that were told while they lasted, and the numbers of the
+        events that end them.
+        """
+        if not self.silent:
+            return alarms, set()
+        ended = set()
+        for one in scored:
+            if one.event.entity in self.silent:
+                self.silent.remove(one.event.entity)
+                ended.add(one.event.seq)
+        kept = [
+            (event, alarm)
+            for event, alarm in alarms
+            if not (event.seq in ended and (alarm["kind"], alarm["of"]) == ("silence", "entity"))
+        ]
+        return kept, ended
 
     def _numbered(
         self,

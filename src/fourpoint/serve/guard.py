@@ -30,6 +30,9 @@ HEADERS = {
         "form-action 'none'; frame-ancestors 'none'"
     ),
 }
+VERSION = "/v1"  # of the interface, which a path may leave out
+VERSIONED = ("events", "entities", "forecast", "explain", "alarms", "live", "digest", "status")
+UNVERSIONED = ("healthz", "readyz", "metrics", "openapi.json")  # and these may have it
 METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 CLIENTS = 10_000  # whose rates are remembered
 EDGES = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)  # of the histogram, in seconds
@@ -91,6 +94,7 @@ class Guard:
             return
         began = clocks.monotonic()
         status = 500
+        scope = {**scope, "path": known_path(scope["path"])}
 
         async def guarded_send(message: Message) -> None:
             nonlocal status
@@ -155,6 +159,20 @@ class Guard:
         """
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
         return name.strip("[]").lower() in (*LOOPBACK, *self.settings.hosts)
+
+
+def known_path(path: str) -> str:
+    """The path that is meant, with and without the version of the interface.
+
+    >>> known_path("/entities/north"), known_path("/v1/healthz"), known_path("/v1/events")
+    ('/v1/entities/north', '/healthz', '/v1/events')
+    """
+    first, _, rest = path[1:].partition("/")
+    if first in VERSIONED:
+        return VERSION + path
+    if f"/{first}" == VERSION and rest in UNVERSIONED:
+        return f"/{rest}"
+    return path
 
 
 def problem(status: int, error: Exception) -> JSONResponse:

@@ -17,9 +17,14 @@ from fourpoint.events.dates import length_after
 from fourpoint.inference.explaining import explain
 from fourpoint.inference.forecasting import Forecast, forecast
 from fourpoint.inference.forecasts import counts_of_all, planned
+from fourpoint.inference.sampling import eval_mode
+from fourpoint.kernels.path_terms import Wanted
 from fourpoint.log_format import LogFormat
+from fourpoint.models.base import PointProcess
 from fourpoint.serve.engine import ALL, Engine
 from fourpoint.serve.service import Service
+from fourpoint.streaming.feed.events import Entities
+from fourpoint.streaming.feed.feed import usual_rate
 from fourpoint.strict_json import plain
 
 MOST = 20_000  # past events of an entity that a question looks at
@@ -28,6 +33,11 @@ PAST_OF_ALL = 1000  # past events of each of them
 STEPS = 40  # intervals of the horizon
 NEXT_STEPS = 241  # times at which the rate before the next event is computed
 EXPLAINED = 2000  # past events that an explanation looks at
+FUTURE = 400_000  # events of all sampled futures of a forecast, about, where a kernel draws them
+FUTURE_PLAIN = 20_000  # and for other models
+STEPPED = 200.0  # expected events of one future that are drawn one by one, with their rates
+FEWEST = 20  # sampled futures
+FAINT = 1e-9  # share of the rate below which an effect is none
 LEVELS = (0.05, 0.5, 0.95)
 
 
@@ -122,40 +132,92 @@ def forecast_fields(
     if entity is None and many:
         return _forecast_of_all(service, horizon, paths, seed)
     past = past_of(service, entity)
-    unit = engine.times.unit
-    length = length_after(past.dates, past.stop, horizon, unit)
-    found = forecast(engine.served.model, past, length, paths, seed, windows=1)
-    return _forecast_fields(engine, past.id, found)
+    length = length_after(past.dates, past.stop, horizon, engine.times.unit)
+    _check_horizon(length, horizon)
+    expected = _expected(engine, [past], length)
+    if expected > STEPPED and engine.times.calendar is None:
+        return _forecast_of(service, horizon, [past], past.id, paths, seed)
+    some = _affordable(expected, FUTURE_PLAIN, horizon, paths)
+    found = forecast(engine.served.model, past, length, some, seed, windows=1)
+    fields = _forecast_fields(engine, past.id, found)
+    return {**fields, "notes": fields["notes"] + _fewer(some, paths)}
+
+
+def _check_horizon(length: float, horizon: str) -> None:
+    if not 0 < length < math.inf:
+        raise UserError("a positive horizon", f"{horizon!r:.40}", "Write it as 4h, say.")
+
+
+def _expected(engine: Engine, pasts: list[Sequence], length: float) -> float:
+    """How many events to expect within ``length``, from the rates of the past, to which the
+    training data count as one event more.
+    """
+    usual = usual_rate(engine.served.model, engine.served.trained, pooled=False)
+    rates = [(len(past) + 1) / (past.stop - past.start + 1 / usual) for past in pasts]
+    return sum(rates) * length
+
+
+def _affordable(expected: float, most: int, horizon: str, paths: int) -> int:
+    """How many futures are sampled, with up to about ``most`` events in all, so that a question
+    costs some seconds.
+    """
+    if not expected * FEWEST <= most:
+        raise UserError(
+            f"a horizon in which at most {most // FEWEST:,} events are expected",
+            f"{horizon!r:.40}, with about {expected:,.3g}",
+            "Ask for a shorter one, or use fourpoint forecast.",
+        )
+    return min(paths, max(FEWEST, int(most / max(expected, 1.0))))
+
+
+def _fewer(some: int, paths: int) -> list[str]:
+    """What to say where fewer futures are sampled than were asked for."""
+    if some == paths:
+        return []
+    return [f"quantiles are those of {some} futures, since the horizon has many events"]
 
 
 def _forecast_of_all(service: Service, horizon: str, paths: int, seed: int) -> dict[str, Any]:
     """The same for all entities together: events of any of them."""
     engine = service.engine
-    model = engine.served.model
     if len(engine.live) > MOST_ENTITIES:
         raise UserError(
             f"the name of an entity, or at most {MOST_ENTITIES:,} entities to forecast together",
             f"no name, and {len(engine.live):,} entities",
             "Add entity=NAME; /v1/entities lists them.",
         )
-    now, names, times, rates = service.call(_until_the_next).result()
-    sequences = [past_of(service, name, PAST_OF_ALL) for name in names]
-    data = Dataset.from_sequences(sequences, unit=engine.times.unit)
+    names = service.call(lambda engine: sorted(_entities(engine).bank.entities)).result()
+    pasts = [past_of(service, name, PAST_OF_ALL) for name in names]
+    return _forecast_of(service, horizon, pasts, ALL, paths, seed)
+
+
+def _forecast_of(
+    service: Service, horizon: str, pasts: list[Sequence], name: str, paths: int, seed: int
+) -> dict[str, Any]:
+    """A forecast of entities together, from the numbers of events in intervals."""
+    engine = service.engine
+    model = engine.served.model
+    names = [past.id for past in pasts]
+    now, times, rates = service.call(lambda engine: _until_the_next(engine, names)).result()
+    data = Dataset.from_sequences(pasts, unit=engine.times.unit)
     data = replace(data, log=engine.times.log if engine.times.known else LogFormat("time"))
-    length = length_after(sequences[0].dates, now, horizon, engine.times.unit)
-    if not 0 < length < math.inf:
-        raise UserError("a positive horizon", f"{horizon!r}", "Type 4h, say.")
-    plan = planned(model, data, length, length / STEPS, paths=paths, seed=seed)
+    length = length_after(pasts[0].dates, now, horizon, engine.times.unit)
+    _check_horizon(length, horizon)
+    most = FUTURE if _is_drawn_by_a_kernel(model, pasts[0]) else FUTURE_PLAIN
+    some = _affordable(_expected(engine, pasts, length), most, horizon, paths)
+    plan = planned(model, data, length, length / STEPS, paths=some, seed=seed)
     edges, counts = counts_of_all(model, plan)
     names_of_marks = model.marks.names or (ALL,)
     per_path = counts.sum(0).T
     per_time = counts.sum(1) / np.diff(edges)[:, None]
     low, high = np.quantile(per_time, (LEVELS[0], LEVELS[2]), axis=1)
     middles = (edges[1:] + edges[:-1]) / 2
-    note = "the band is that of events per unit of time in intervals, of all entities together"
+    note = "the band is that of events per unit of time in intervals"
+    if len(pasts) > 1:
+        note += ", of all entities together"
     return plain(
         {
-            "entity": ALL,
+            "entity": name,
             "at": engine.shown(now),
             "horizon": length,
             "unit": engine.times.unit or None,
@@ -168,26 +230,40 @@ def _forecast_of_all(service: Service, horizon: str, paths: int, seed: int) -> d
                 "low": low,
                 "high": high,
             },
-            "notes": [note],
+            "notes": [note, *_fewer(some, paths)],
         }
     )
 
 
-def _until_the_next(engine: Engine) -> tuple[float, list[str], np.ndarray, np.ndarray]:
-    """Now, the entities, and the rates of all of them together per mark at times from now on, as if
-    nothing happened: enough of them to see when the next event comes.
+def _is_drawn_by_a_kernel(model: PointProcess, past: Sequence) -> bool:
+    """Whether events of this model are drawn by compiled loops."""
+    edges = np.array([[past.stop, np.nextafter(past.stop, np.inf)]])
+    with eval_mode(model):
+        batch = past.batch()
+        found = model.draw_counts(batch, Wanted(edges, np.zeros(1, dtype=np.uint64), 1, 1))
+    return found is not None
+
+
+def _entities(engine: Engine) -> Entities:
+    if engine.live.entities is None:
+        raise Unknown(ALL)
+    return engine.live.entities
+
+
+def _until_the_next(engine: Engine, names: list[str]) -> tuple[float, np.ndarray, np.ndarray]:
+    """Now, and the rates of entities together per mark at times from now on, as if nothing
+    happened: enough of them to see when the next event comes.
     """
     now = engine.now()
-    if engine.live.entities is None or now is None:
+    if now is None:
         raise Unknown(ALL)
-    bank = engine.live.entities.bank
-    names = sorted(bank.entities)
+    bank = _entities(engine).bank
     rows = bank.table.assign(names)[0]
     first = bank.rates(rows, np.full(len(rows), now)).sum(0)
     # Rates that fall in a silence to a tenth are followed for long enough.
     times = now + np.linspace(0.0, 60.0 / max(float(first.sum()), 1e-300), NEXT_STEPS)
     rates = [bank.rates(rows, np.full(len(rows), time)).sum(0) for time in times.tolist()]
-    return now, names, times, np.array(rates)
+    return now, times, np.array(rates)
 
 
 def _next_fields(
@@ -293,6 +369,7 @@ def explain_fields(service: Service, entity: str | None = None, top: int = 20) -
     found = explain(engine.served.model, past)
     total = found.effects.sum(1)
     order = np.argsort(-np.abs(total), kind="stable")[:top]
+    order = order[np.abs(total[order]) > FAINT * float(found.rate.sum())]
     names = engine.served.model.marks.names or (ALL,)
     events = [
         {

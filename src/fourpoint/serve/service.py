@@ -34,6 +34,8 @@ PAUSE = 0.05  # seconds between two looks at what else is to be done
 STATUS = 1.0  # seconds between two status messages
 SHOWN = 200  # events of one message
 INTEGRATED = 2048  # entities whose open gaps count when they are sorted by surprise
+LOOK = 5.0  # seconds between two looks for silences, or
+RARE = 20.0  # so many times as long as a look takes
 AGAIN = 0.5  # seconds after a failure of the store before it is tried again
 
 
@@ -179,6 +181,8 @@ class Service:
 
     def _run(self) -> None:
         told = 0.0
+        looked = clocks.monotonic()
+        pause = LOOK
         while True:
             tasks = self._next()
             requests = [task for task in tasks if task.request is not None]
@@ -191,6 +195,11 @@ class Service:
                 return
             if not requests:
                 self._idle()
+            if clocks.monotonic() - looked > pause:
+                began = clocks.monotonic()
+                self._look_for_silences()
+                looked = clocks.monotonic()
+                pause = max(LOOK, RARE * (looked - began))
             if clocks.monotonic() - told > STATUS and len(self.live):
                 told = clocks.monotonic()
                 self.live.publish("status", self.brief())
@@ -230,11 +239,20 @@ class Service:
             while self.engine.idle() and self._waiting.empty():
                 pass
         except Exception as error:
-            # The thread must live on: what is in memory is dropped, and read back from the store.
-            if self.engine.degraded is None:
-                self.tell(f"the store cannot be written at present: {error}")
-            self.engine.degraded = str(error) or type(error).__name__
+            self._degrade(error)
             clocks.sleep(AGAIN)
+
+    def _look_for_silences(self) -> None:
+        try:
+            self.engine.note_silences()
+        except Exception as error:
+            self._degrade(error)
+
+    def _degrade(self, error: Exception) -> None:
+        # The thread must live on: what is in memory is dropped, and read back from the store.
+        if self.engine.degraded is None:
+            self.tell(f"the store cannot be written at present: {error}")
+        self.engine.degraded = str(error) or type(error).__name__
 
     # ------------------------------------------------------------------ what clients see
 

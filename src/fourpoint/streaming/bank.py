@@ -590,6 +590,19 @@ class StreamBank:
         named = [(self.table.names[rows[place]], alarms) for place, alarms in found.items()]
         return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
 
+    def silences(self, time: float) -> list[tuple[str, Alarm]]:
+        """The alarms of silences of entities in memory that are too long at ``time``, if nothing
+        has happened until then; unlike :meth:`advance` it changes nothing.
+        """
+        rows = np.array(list(self.table.row.values()), dtype=np.int64)
+        rows = rows[self.table.numbers["at"][rows] <= finite(time)]
+        gaps = self._pending(rows, time)
+        known = np.isfinite(gaps)
+        rows, gaps = rows[known], gaps[known]
+        found = self.table.monitors.open_silences(rows, gaps, time)
+        named = [(self.table.names[rows[place]], alarms) for place, alarms in found.items()]
+        return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
+
     def intensity(self, entity: str, time: float) -> Floats:
         """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,).
         A new one has no past.

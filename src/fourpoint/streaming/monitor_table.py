@@ -162,14 +162,27 @@ class MonitorTable:
         if self.limits is None:
             return {}
         self.present[rows] = True
-        long = (self.sums[rows, 1, 0] + gaps / 2 >= self.limits.silence) | (gaps >= self.limits.gap)
         raised: dict[int, tuple[Alarm, ...]] = {}
-        for place in np.flatnonzero(long & ~self.told[rows]).tolist():
+        for place in self._too_long(rows, gaps):
             row = int(rows[place])
             monitor = self._monitor(row)
             raised[place] = monitor.silence(float(gaps[place]), time)
             self[row] = monitor
         return raised
+
+    def open_silences(self, rows: Rows, gaps: Floats, time: float) -> dict[int, tuple[Alarm, ...]]:
+        """The alarms that :meth:`silences` would raise; nothing changes."""
+        return {
+            place: self._monitor(int(rows[place])).silence(float(gaps[place]), time)
+            for place in self._too_long(rows, gaps)
+        }
+
+    def _too_long(self, rows: Rows, gaps: Floats) -> list[int]:
+        """The places of ``rows`` whose gaps are too long, and were not told yet."""
+        if self.limits is None:
+            return []
+        long = (self.sums[rows, 1, 0] + gaps / 2 >= self.limits.silence) | (gaps >= self.limits.gap)
+        return [int(place) for place in np.flatnonzero(long & ~self.told[rows])]
 
 
 @dataclass(frozen=True)
