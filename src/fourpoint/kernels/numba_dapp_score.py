@@ -6,8 +6,19 @@ R_jm = r_m w_j exp(i psi_jm),
     z_m(d) = sum_j Re[R_jm exp(a_j d) S_j],   lambda_m = exp(outside_m(t)) + g(inside_m(t) + z_m),
 
 where outside_m and inside_m are the baseline, piecewise cubics of the time since the window's
-start with any breakpoints. The total rate between two events is integrated in panels of eight equal
-steps, so that the states at all nodes follow from one exponential by multiplication. A panel
+start with any breakpoints.
+
+After an event z_m is a Chebyshev series of the time d: in a stretch of width w,
+
+    z_m = sum_n c_mn T_n(2 d / w - 1),   c_mn = sum_j Re[C_nj R_jm S_j],
+
+and C, the coefficients of exp(a_j d), depends on the model alone. Modes are in order of their
+speed, so that coefficient n takes only those modes that turn fast enough to have one
+(:class:`Expansion`). One product of C with the states of several gaps replaces the states at all
+nodes. States move on from one stretch to the next; stretches are longer where fast modes have
+faded.
+
+The total rate between two events is integrated in panels of eight equal steps. A panel
 contains no breakpoint, and no step is longer than STEP times the shortest time in which a mode that
 has not faded changes: a change of the rate between two nodes is seen at the nodes. Each panel has
 two rules on the same nine nodes,
@@ -19,7 +30,8 @@ two rules on the same nine nodes,
 f being how much these fell over the two before, and EDGE in the first panel after an event, whose
 first node alone may be raised. A panel is halved until its error is at most its share of the
 tolerance by width, every gap having an even share, or until it is within the rounding of rates in
-the model's precision. Rounding of rates and of times is added, as in `ops.quadrature`.
+the model's precision. Rounding of rates and of times is added, as in `ops.quadrature`, and what the
+series leaves out: d log(lambda_m) / dz is at most 1 for the exponential and the softplus.
 
 All arithmetic is in float64. Times are in the model's unit. Axes: B sequences, N events, M marks, J
 modes, P pieces of the baseline, and R = 1 or B baselines.
@@ -27,6 +39,7 @@ modes, P pieces of the baseline, and R = 1 or B baselines.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -43,7 +56,6 @@ from fourpoint.kernels.numba_dapp_stream import (
     FASTMATH,
     Sinusoids,
     double_turns,
-    eight,
     exponential,
     log_one_plus,
     sinusoids,
@@ -61,6 +73,13 @@ NARROWEST = 2.0**-40  # of a gap: panels that are not halved further
 MOST_PANELS = 2**14  # of a gap
 ROUNDING, NOISE = 4.0, 4.0  # as in `ops.quadrature`
 FAINT = 1e-200  # states below it are 0: numbers that are no longer normal are slow
+TURNS = (4.0, 8.0, 16.0, 32.0)  # radians or e-foldings of the fastest mode in the first stretch
+POINTS = 64  # at which Chebyshev coefficients are read off: more than a stretch ever needs
+TILE = 4  # coefficients, and series, that are formed in one pass over the modes
+LONGER = 4.0  # how much longer a stretch has to become to have coefficients of its own
+GAPS, SERIES = 8, 32  # gaps whose series are formed together, at most, and series at most
+MOST_STRETCHES = 2**12  # of a gap
+FINEST = 1e-14  # of what a series may leave out of one mode, in units of the mode
 
 
 class Data(NamedTuple):
@@ -85,6 +104,24 @@ class Modes(NamedTuple):
     trend: Floats  # (M, 2, J): the same, per unit of time since the window's start
     since: Floats  # (L,): times since the last event, from 0 on,
     longest: Floats  # (L,): from which on a step may be so long
+
+
+class Expansion(NamedTuple):
+    """exp(a_j d) as Chebyshev series in stretches of time, for L widths of them.
+
+    Stretches of width l are used from ``begin[l]`` after an event on, when the modes before
+    ``fastest[l]`` have faded. Coefficient n of width l is row first[l] + n of the table, which is 0
+    from mode stop[first[l] + n] on.
+    """
+
+    begin: Floats  # (L,)
+    width: Floats  # (L,): infinite last, where all modes have faded
+    fastest: Integers  # (L,)
+    first: Integers  # (L + 1,)
+    stop: Integers  # (rows,)
+    table: Floats  # (rows, 2, J): Re C, and -Im C
+    turn: Floats  # (L, 2, J): exp(a_j w), real and imaginary parts
+    error: float  # what is left out of a mode at most
 
 
 class Baseline(NamedTuple):
@@ -126,9 +163,9 @@ class Scored(NamedTuple):
 @cache
 def load() -> Callable[..., Scored]:
     """:func:`scored` with its loops as machine code, cached on disk between runs if possible."""
-    turning = (double_turns, eight, exponential, log_one_plus)
-    reading = (read_state, walk, dots, cubic, add_curves, log_rate)
-    stepping = (longest_step, panel, gap, absorb)
+    turning = (double_turns, exponential, log_one_plus)
+    reading = (read_state, move, tile, expand, series, cubic, add_curves, log_rate)
+    stepping = (longest_step, panel, stretch, follow, absorb)
     code = machine_code(
         (stream_loops, sys.modules[__name__]),
         (sweep,),
@@ -137,8 +174,15 @@ def load() -> Callable[..., Scored]:
     )
     compiled = code["sweep"]
 
-    def run(data: Data, modes: Modes, baseline: Baseline, link: Link, care: Care) -> Scored:
-        return scored(compiled, data, modes, baseline, link, care)
+    def run(
+        data: Data,
+        modes: Modes,
+        expansion: Expansion,
+        baseline: Baseline,
+        link: Link,
+        care: Care,
+    ) -> Scored:
+        return scored(compiled, data, modes, expansion, baseline, link, care)
 
     return run
 
@@ -147,6 +191,7 @@ def scored(
     loops: Callable[..., None],
     data: Data,
     modes: Modes,
+    expansion: Expansion,
     baseline: Baseline,
     link: Link,
     care: Care,
@@ -159,7 +204,7 @@ def scored(
         np.zeros((B, N)), np.zeros((B, N + 1)), np.zeros((B, N + 1)), np.ones(B, dtype=np.bool_)
     )
     count = max(1, min(threads(), B))
-    given = (data, modes, baseline, link, care, _rule(), found)
+    given = (data, modes, expansion, baseline, link, care, _rule(), found)
     waiting = [_pool(count, os.getpid()).submit(loops, i, count, *given) for i in range(1, count)]
     loops(0, count, *given)
     for one in waiting:
@@ -176,7 +221,12 @@ def _pool(count: int, process: int) -> ThreadPoolExecutor:
 def modes_of(
     frequency: Floats, decay: Floats, read: Complexes, constant: Complexes, trend: Complexes
 ) -> Modes:
-    """From (J,) theta and gamma, (M, J) R and what events add, a constant and a trend."""
+    """From (J,) theta and gamma, (M, J) R and what events add, a constant and a trend; fast modes
+    first.
+    """
+    order = np.argsort(-np.hypot(frequency, decay), kind="stable")
+    frequency, decay = frequency[order], decay[order]
+    read, constant, trend = (x[:, order] for x in (read, constant, trend))
     since, longest = _longest_steps(np.hypot(frequency, decay), decay)
     return Modes(
         sinusoids(frequency, decay, np.float64),
@@ -200,6 +250,80 @@ def _longest_steps(speed: Floats, decay: Floats) -> tuple[Floats, Floats]:
     return since[kept], STEP / np.maximum(slowest[kept], 1e-300)
 
 
+def expansion_of(frequency: Floats, decay: Floats, longest: float, eps: float) -> Expansion:
+    """Series of modes with (J,) theta and gamma, in gaps up to the ``longest``, for rates of
+    precision ``eps``.
+
+    The width of the first stretch is the one with the fewest coefficients in exponential gaps of
+    mean 1.
+    """
+    speed = np.hypot(frequency, decay)
+    order = np.argsort(-speed, kind="stable")
+    speed = np.maximum(speed[order], 1e-9)
+    power = (-decay + 1j * frequency)[order]
+    allowed = max(eps / 16, FINEST)
+    faded = np.maximum.accumulate(-math.log(allowed) / np.maximum(decay[order], 1e-300))
+    widths = np.array(TURNS) / speed[0]
+    terms = speed * widths[:, None] / 2 + 8
+    turns = TURNS[int((terms.sum(1) / -np.expm1(-widths)).argmin())]
+    begin, width, fastest = [0.0], [turns / speed[0]], [0]
+    for j in range(1, len(speed)):
+        if faded[j - 1] < longest and turns / speed[j] >= LONGER * width[-1]:
+            begin, width, fastest = (
+                [*begin, float(faded[j - 1])],
+                [*width, turns / speed[j]],
+                [*fastest, j],
+            )
+    tables, stops = [], []
+    lost = 0.0
+    for j, wide in zip(fastest, width, strict=True):
+        table, stop, left_out = _series(power, j, wide, allowed)
+        tables.append(table)
+        stops.append(stop)
+        lost = max(lost, left_out)
+    if faded[-1] < longest:
+        begin, width, fastest = [*begin, float(faded[-1])], [*width, math.inf], [*fastest, 0]
+        tables.append(tables[0][:0])
+        stops.append(stops[0][:0])
+    lags = np.minimum(width, 1e300)
+    turn = np.exp(np.real(power) * lags[:, None] + 1j * np.imag(power) * lags[:, None])
+    return Expansion(
+        np.array(begin),
+        np.array(width),
+        np.array(fastest, dtype=np.int64),
+        np.cumsum([0, *map(len, tables)]),
+        np.concatenate(stops),
+        np.concatenate(tables),
+        np.ascontiguousarray(np.stack([turn.real, turn.imag], 1)),
+        lost + allowed,
+    )
+
+
+def _series(
+    power: Complexes, fastest: int, width: float, allowed: float
+) -> tuple[Floats, Integers, float]:
+    """The table of the modes from ``fastest`` on, where its rows stop, and the largest sum of what
+    it leaves out of a mode.
+    """
+    theta = (np.arange(POINTS) + 0.5) * math.pi / POINTS
+    to_coefficients = np.cos(np.arange(POINTS)[:, None] * theta) * 2 / POINTS
+    to_coefficients[0] /= 2
+    values = np.exp(power[fastest:, None] * (width * (np.cos(theta) + 1) / 2))
+    parts = np.stack([values.real @ to_coefficients.T, values.imag @ to_coefficients.T])
+    tails = np.cumsum(np.hypot(*parts)[:, ::-1], 1)[:, ::-1]  # (modes, POINTS)
+    needed = (tails > allowed).sum(1)
+    rows = -(-int(needed.max()) // TILE) * TILE
+    wanted = needed[:, None] > np.arange(rows)
+    stop = np.where(wanted.any(0), len(power) - wanted[::-1].argmax(0), fastest)
+    stop = np.maximum.accumulate(stop[::-1])[::-1]  # a row of a tile takes what later rows take
+    table = np.zeros((rows, 2, len(power)))
+    kept = np.arange(fastest, len(power)) < stop[:, None]
+    table[:, 0, fastest:] = np.where(kept, parts[0].T[:rows], 0.0)
+    table[:, 1, fastest:] = np.where(kept, -parts[1].T[:rows], 0.0)
+    left_out = np.take_along_axis(np.pad(tails, ((0, 0), (0, 1))), needed[:, None], 1)
+    return table, stop, float(left_out.max())
+
+
 @cache
 def _rule() -> Floats:
     """What maps rates at the nodes of a panel to their mean, to its difference from that of Boole's
@@ -215,63 +339,149 @@ def _rule() -> Floats:
 
 
 @no_type_check
-def sweep(first, step, data, modes, baseline, link, care, rule, found):
+def sweep(first, step, data, modes, expansion, baseline, link, care, rule, found):
     """Sequences first, first + step, ..."""
     M, _, J = modes.read.shape
-    states = np.empty((2, 2, J))
+    together = max(1, min(GAPS, SERIES // M))
+    N = 0
+    for l in range(len(expansion.width)):
+        N = max(N, expansion.first[l + 1] - expansion.first[l])
+    states = np.empty((2, J))
     turn = np.empty((2, J))
-    walked = np.empty((STEPS if M > 1 else 0, 2, J))
+    folded = np.empty((together * M, 2, J))
+    terms = np.empty((together * M, max(N, 1)))
+    work = np.empty((3, STEPS + 1))
     z = np.empty((M, STEPS + 1))
     total = np.empty(STEPS + 1)
-    answer = np.empty(2)
+    chosen = np.empty(together * M, dtype=np.int64)
+    # of each gap: what has been integrated, the widest next panel, the baseline's piece, the size
+    # of its series, the integral and its error
+    gaps = np.empty((together, 6))
     for b in range(first, len(data.lengths), step):
         r = b if len(baseline.breaks) > 1 else 0
         for k in range(2):
             for j in range(J):
-                states[0, k, j] = 0.0
-        current = 0
+                states[k, j] = 0.0
         piece = 0
-        for g in range(data.lengths[b] + 1):
-            current, piece = gap(
-                b, r, g, current, piece, data, modes, baseline, link, care, rule, states, turn,
-                walked, z, total, answer,
-            )  # fmt: skip
-            found.integral[b, g] = answer[0]
-            found.error[b, g] = answer[1]
-            if current < 0:
+        for begin in range(0, data.lengths[b] + 1, together):
+            count = min(together, data.lengths[b] + 1 - begin)
+            for i in range(count):
+                piece = follow(
+                    b, r, begin + i, i, piece, data, modes, baseline, link, states, turn, folded,
+                    gaps, z, found,
+                )  # fmt: skip
+            passed = 0.0
+            level = 0
+            stretches = 0
+            settled = True
+            while settled:
+                while level + 1 < len(expansion.begin) and expansion.begin[level + 1] <= passed:
+                    level += 1
+                series_needed = 0
+                waiting = False
+                for i in range(count):
+                    g = begin + i
+                    if data.edges[b, g + 1] - data.edges[b, g] > passed and gaps[i, 0] == passed:
+                        waiting = True
+                        if g > 0:
+                            for m in range(M):
+                                chosen[series_needed] = i * M + m
+                                series_needed += 1
+                if not waiting:
+                    break
+                expand(series_needed, chosen, level, expansion, folded, terms)
+                for i in range(count):
+                    g = begin + i
+                    whole = data.edges[b, g + 1] - data.edges[b, g]
+                    if whole > passed and gaps[i, 0] == passed:
+                        settled = settled and stretch(
+                            b, r, g, i, whole, passed, level, data, modes, expansion, baseline,
+                            link, care, rule, terms, work, z, total, gaps,
+                        )  # fmt: skip
+                stretches += 1
+                passed += expansion.width[level]
+                settled = settled and stretches < MOST_STRETCHES
+                for i in range(count):
+                    g = begin + i
+                    if g > 0 and data.edges[b, g + 1] - data.edges[b, g] > passed:
+                        for m in range(M):
+                            move(i * M + m, level, expansion, folded)
+            if not settled:
                 found.settled[b] = False
                 break
-            if g < data.lengths[b]:
-                at = data.edges[b, g + 1]
-                mark = data.marks[b, g]
-                while baseline.breaks[r, piece + 1] <= at:
-                    piece += 1
-                since = at - baseline.breaks[r, piece]
-                found.logs[b, g] = log_rate(z[mark, 0], mark, r, piece, since, baseline, link)
-                absorb(current, mark, at, modes, states)
+            for i in range(count):
+                found.integral[b, begin + i] = gaps[i, 4]
+                found.error[b, begin + i] = gaps[i, 5]
 
 
 @no_type_check
-def gap(
-    b, r, g, current, piece, data, modes, baseline, link, care, rule, states, turn, walked, z,
-    total, answer,
+def follow(
+    b, r, g, i, piece, data, modes, baseline, link, states, turn, folded, gaps, z, found
 ):  # fmt: skip
-    """The integral over gap ``g`` and its error, into ``answer``; z at its end, into z[:, 0]. What
-    comes back: which of the two ``states`` is the one at the end, or -1 if the integral does not
-    settle, and the piece of the baseline there.
+    """R S of all marks at the beginning of gap ``g``, into rows i M to i M + M - 1 of ``folded``;
+    the states at its end, with the event there, and the event's log rate. What comes back is the
+    piece of the baseline at the end.
     """
+    M, _, J = modes.read.shape
     begin = data.edges[b, g]
-    whole = data.edges[b, g + 1] - begin
-    answer[0], answer[1] = 0.0, 0.0
+    at = data.edges[b, g + 1]
     while baseline.breaks[r, piece + 1] <= begin:
         piece += 1
-    for m in range(len(z)):
-        z[m, 0] = read_state(m, current, modes, states) if g > 0 else 0.0
-    passed = 0.0
-    widest = np.inf
+    size = 0.0
+    if g > 0:
+        for m in range(M):
+            row = i * M + m
+            one = 0.0
+            for j in range(J):
+                p = modes.read[m, 0, j]
+                q = modes.read[m, 1, j]
+                x = states[0, j]
+                y = states[1, j]
+                u = p * x + q * y
+                v = p * y - q * x
+                folded[row, 0, j] = u
+                folded[row, 1, j] = v
+                one += abs(u) + abs(v)
+            size = max(size, one)
+    gaps[i, 0], gaps[i, 1], gaps[i, 2], gaps[i, 3] = 0.0, np.inf, piece, size
+    gaps[i, 4], gaps[i, 5] = 0.0, 0.0
+    if g == data.lengths[b]:
+        return piece
+    if g > 0 and at > begin:
+        double_turns(at - begin, modes.sinusoids, 0, turn[0], turn[1])
+        for j in range(J):
+            x = states[0, j]
+            y = states[1, j]
+            states[0, j] = x * turn[0, j] - y * turn[1, j]
+            states[1, j] = x * turn[1, j] + y * turn[0, j]
+    mark = data.marks[b, g]
+    while baseline.breaks[r, piece + 1] <= at:
+        piece += 1
+    value = read_state(mark, modes, states) if g > 0 else 0.0
+    since = at - baseline.breaks[r, piece]
+    found.logs[b, g] = log_rate(value, mark, r, piece, since, baseline, link)
+    absorb(mark, at, modes, states)
+    return piece
+
+
+@no_type_check
+def stretch(
+    b, r, g, i, whole, passed, level, data, modes, expansion, baseline, link, care, rule, terms,
+    work, z, total, gaps,
+):  # fmt: skip
+    """Add the integral over the part of gap ``g`` in the stretch that begins ``passed`` after its
+    event to ``gaps``; whether it settles.
+    """
+    begin = data.edges[b, g]
+    origin = passed
+    end = whole
+    if g > 0:
+        end = min(whole, passed + expansion.width[level])
+    widest = gaps[i, 1]
+    piece = int(gaps[i, 2])
     panels = 0
-    while passed < whole:
-        stop = min(whole, baseline.breaks[r, piece + 1] - begin)
+    while passed < end:
+        stop = min(end, baseline.breaks[r, piece + 1] - begin)
         if stop <= passed:
             piece += 1
             continue
@@ -285,51 +495,40 @@ def gap(
             panels += 1
             since = begin + passed - baseline.breaks[r, piece]
             value, doubt, rounding = panel(
-                r, piece, current, g > 0, passed == 0.0, since, width, data.resolution[b], modes,
-                baseline, link, care, rule, states, turn, walked, z, total,
+                r, piece, i, level, g > 0, passed, passed - origin, since, width,
+                data.resolution[b], gaps[i, 3], expansion, baseline, link, care, rule, terms, work,
+                z, total,
             )  # fmt: skip
             if doubt <= care.tolerance * width / whole or doubt <= NOISE * rounding:
                 break
             if panels > MOST_PANELS or width < NARROWEST * whole or not value < np.inf:
-                return -1, piece
+                return False
             width /= 2
             widest = width
             last = False
-        answer[0] += value
-        answer[1] += doubt + rounding
+        gaps[i, 4] += value
+        gaps[i, 5] += doubt + rounding
         passed = stop if last else passed + width
         widest *= WIDER
-        for m in range(len(z)):
-            z[m, 0] = z[m, STEPS]
-        if g > 0:
-            current = 1 - current
-    return current, piece
+    gaps[i, 0], gaps[i, 1], gaps[i, 2] = passed, widest, piece
+    return True
 
 
 @no_type_check
 def panel(
-    r, piece, current, past, early, since, width, resolution, modes, baseline, link, care, rule,
-    states, turn, walked, z, total,
+    r, piece, i, level, past, passed, inside, since, width, resolution, size, expansion, baseline,
+    link, care, rule, terms, work, z, total,
 ):  # fmt: skip
-    """The integral over one panel, its discretisation error and its rounding error. The states at
-    its end come into the other one of ``states``, and z at the nodes into ``z``.
+    """The integral over one panel, its discretisation error and its rounding error; the panel
+    begins ``passed`` after the last event and ``inside`` after the beginning of the stretch.
     """
     M = len(z)
     step = width / STEPS
     if past:
-        double_turns(step, modes.sinusoids, 0, turn[0], turn[1])
-        if M == 1:
-            eight(
-                states[current, 0], states[current, 1], turn[0], turn[1], modes.read[0, 0],
-                modes.read[0, 1], states[1 - current, 0], states[1 - current, 1], z[0, 1:],
-            )  # fmt: skip
-        else:
-            walk(current, states, turn, walked)
-            for m in range(M):
-                dots(m, modes, walked, z)
+        series(i, level, inside, step, expansion, terms, work, z)
     else:
         for m in range(M):
-            for q in range(1, STEPS + 1):
+            for q in range(STEPS + 1):
                 z[m, q] = 0.0
     for q in range(STEPS + 1):
         total[q] = 0.0
@@ -352,13 +551,16 @@ def panel(
     before = max(abs(c5), abs(c6))
     end = max(abs(c7), abs(c8))
     falling = end / before if end < before else 1.0
-    if early and past:
+    if past and passed == 0.0:
         falling = EDGE
-    size = max(
+    logs = max(
         abs(np.log(max(lowest, 1e-300)) - care.log_unit),
         abs(np.log(max(highest, 1e-300)) - care.log_unit),
     )
-    rounding = ROUNDING * care.eps * width * mean * (1.0 + size) + resolution * swing
+    rounding = ROUNDING * care.eps * width * mean * (1.0 + logs) + resolution * swing
+    if past:
+        slope = M if link.kind == 0 else mean
+        rounding += expansion.error * size * slope * width
     return width * mean, width * (abs(rough) + end * falling), rounding
 
 
@@ -377,61 +579,117 @@ def longest_step(passed, modes):
 
 
 @no_type_check
-def read_state(m, current, modes, states):
+def read_state(m, modes, states):
     """z_m where the states are."""
     value = 0.0
-    for j in range(states.shape[2]):
-        value += (
-            states[current, 0, j] * modes.read[m, 0, j]
-            + states[current, 1, j] * modes.read[m, 1, j]
-        )
+    for j in range(states.shape[1]):
+        value += states[0, j] * modes.read[m, 0, j] + states[1, j] * modes.read[m, 1, j]
     return value
 
 
 @no_type_check
-def absorb(current, mark, at, modes, states):
+def absorb(mark, at, modes, states):
     """One event more, ``at`` so much after the window's start."""
     for k in range(2):
-        for j in range(states.shape[2]):
-            x = states[current, k, j]
+        for j in range(states.shape[1]):
+            x = states[k, j]
             x = x if abs(x) > FAINT else 0.0
-            states[current, k, j] = x + modes.constant[mark, k, j] + at * modes.trend[mark, k, j]
+            states[k, j] = x + modes.constant[mark, k, j] + at * modes.trend[mark, k, j]
 
 
 @no_type_check
-def walk(current, states, turn, walked):
-    """The states after 1 to STEPS steps, and the last of them as the other one of ``states``."""
-    J = states.shape[2]
-    for j in range(J):
-        u = states[current, 0, j]
-        v = states[current, 1, j]
-        c = turn[0, j]
-        s = turn[1, j]
-        for q in range(STEPS):
-            u, v = u * c - v * s, u * s + v * c
-            walked[q, 0, j] = u
-            walked[q, 1, j] = v
-        states[1 - current, 0, j] = u
-        states[1 - current, 1, j] = v
+def move(row, level, expansion, folded):
+    """One row of R S, moved on by a stretch."""
+    for j in range(expansion.fastest[level], folded.shape[2]):
+        x = folded[row, 0, j]
+        y = folded[row, 1, j]
+        c = expansion.turn[level, 0, j]
+        s = expansion.turn[level, 1, j]
+        u = x * c - y * s
+        v = x * s + y * c
+        folded[row, 0, j] = u if abs(u) > FAINT else 0.0
+        folded[row, 1, j] = v if abs(v) > FAINT else 0.0
 
 
 @no_type_check
-def dots(m, modes, walked, z):
-    """z_m after 1 to STEPS steps."""
-    t1 = t2 = t3 = t4 = t5 = t6 = t7 = t8 = 0.0
-    for j in range(walked.shape[2]):
-        p = modes.read[m, 0, j]
-        q = modes.read[m, 1, j]
-        t1 += walked[0, 0, j] * p + walked[0, 1, j] * q
-        t2 += walked[1, 0, j] * p + walked[1, 1, j] * q
-        t3 += walked[2, 0, j] * p + walked[2, 1, j] * q
-        t4 += walked[3, 0, j] * p + walked[3, 1, j] * q
-        t5 += walked[4, 0, j] * p + walked[4, 1, j] * q
-        t6 += walked[5, 0, j] * p + walked[5, 1, j] * q
-        t7 += walked[6, 0, j] * p + walked[6, 1, j] * q
-        t8 += walked[7, 0, j] * p + walked[7, 1, j] * q
-    z[m, 1], z[m, 2], z[m, 3], z[m, 4] = t1, t2, t3, t4
-    z[m, 5], z[m, 6], z[m, 7], z[m, 8] = t5, t6, t7, t8
+def expand(count, chosen, level, expansion, folded, terms):
+    """The coefficients of the first ``count`` series that are ``chosen``, into ``terms``."""
+    first = expansion.first[level]
+    rows = expansion.first[level + 1] - first
+    for c in range(0, count, TILE):
+        r0 = chosen[c]
+        r1 = chosen[min(c + 1, count - 1)]
+        r2 = chosen[min(c + 2, count - 1)]
+        r3 = chosen[min(c + 3, count - 1)]
+        for n in range(0, rows, TILE):
+            tile(first + n, n, r0, r1, r2, r3, level, expansion, folded, terms)
+
+
+@no_type_check
+def tile(row, n, r0, r1, r2, r3, level, expansion, folded, terms):
+    """Coefficients n to n + 3 of four series, in one pass over the modes."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
+    c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = 0.0
+    table = expansion.table
+    for k in range(2):
+        for j in range(expansion.fastest[level], expansion.stop[row]):
+            w = folded[r0, k, j]
+            x = folded[r1, k, j]
+            y = folded[r2, k, j]
+            v = folded[r3, k, j]
+            t0 = table[row, k, j]
+            t1 = table[row + 1, k, j]
+            t2 = table[row + 2, k, j]
+            t3 = table[row + 3, k, j]
+            a0 += t0 * w
+            a1 += t0 * x
+            a2 += t0 * y
+            a3 += t0 * v
+            b0 += t1 * w
+            b1 += t1 * x
+            b2 += t1 * y
+            b3 += t1 * v
+            c0 += t2 * w
+            c1 += t2 * x
+            c2 += t2 * y
+            c3 += t2 * v
+            d0 += t3 * w
+            d1 += t3 * x
+            d2 += t3 * y
+            d3 += t3 * v
+    terms[r0, n], terms[r1, n], terms[r2, n], terms[r3, n] = a0, a1, a2, a3
+    terms[r0, n + 1], terms[r1, n + 1], terms[r2, n + 1], terms[r3, n + 1] = b0, b1, b2, b3
+    terms[r0, n + 2], terms[r1, n + 2], terms[r2, n + 2], terms[r3, n + 2] = c0, c1, c2, c3
+    terms[r0, n + 3], terms[r1, n + 3], terms[r2, n + 3], terms[r3, n + 3] = d0, d1, d2, d3
+
+
+@no_type_check
+def series(i, level, inside, step, expansion, terms, work, z):
+    """z of all marks at the nodes of a panel, by Clenshaw's recurrence."""
+    M = len(z)
+    rows = expansion.first[level + 1] - expansion.first[level]
+    width = expansion.width[level]
+    for q in range(STEPS + 1):
+        work[0, q] = 4.0 * (inside + q * step) / width - 2.0
+    for m in range(M):
+        row = i * M + m
+        for q in range(STEPS + 1):
+            work[1, q] = 0.0
+            work[2, q] = 0.0
+        for n in range(rows - TILE, -1, -TILE):
+            c0 = terms[row, n]
+            c1 = terms[row, n + 1]
+            c2 = terms[row, n + 2]
+            c3 = terms[row, n + 3]
+            for q in range(STEPS + 1):
+                t = work[0, q]
+                b3 = c3 + t * work[1, q] - work[2, q]
+                b2 = c2 + t * b3 - work[1, q]
+                b1 = c1 + t * b2 - b3
+                work[2, q] = b1
+                work[1, q] = c0 + t * b1 - b2
+        for q in range(STEPS + 1):
+            z[m, q] = work[1, q] - 0.5 * work[0, q] * work[2, q]
 
 
 @no_type_check

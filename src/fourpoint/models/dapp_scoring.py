@@ -48,8 +48,11 @@ def scored_gaps(
     eps = torch.finfo(readout.dtype).eps
     care = kernel.Care(tolerance / max(1, gaps), eps, math.log(scale))
     modes = _modes(spectrum, constant, trend, readout)
+    data = _data(batch, scale)
+    longest = float(np.diff(data.edges, axis=1).max())
+    expansion = kernel.expansion_of(*_powers(spectrum), longest, eps)
     link, baseline = _rate(rate, scale)
-    found = score(_data(batch, scale), modes, baseline, link, care)
+    found = score(data, modes, expansion, baseline, link, care)
     if not found.settled.all():
         return None
     logs, integral, error = (torch.from_numpy(x) for x in found[:3])
@@ -75,8 +78,7 @@ def _modes(
     readout: Float[Tensor, "K M"],
 ) -> kernel.Modes:
     """All heads' modes in one row."""
-    frequency = _array(spectrum.frequency)
-    decay = np.zeros_like(frequency) if spectrum.decay is None else _array(spectrum.decay)
+    frequency, decay = _powers(spectrum)
     turn = np.exp(1j * _array(spectrum.shift)).transpose(2, 0, 1)  # mark, head, mode
     strength = _array(spectrum.weight) * _array(readout).T[:, :, None]
     read, first, later = (
@@ -87,7 +89,14 @@ def _modes(
             _array(trend)[..., None] * turn.conj(),
         )
     )
-    return kernel.modes_of(frequency.ravel(), decay.ravel(), read, first, later)
+    return kernel.modes_of(frequency, decay, read, first, later)
+
+
+def _powers(spectrum: Spectrum) -> tuple[Floats, Floats]:
+    """Frequency and decay of all heads' modes, in one row each."""
+    frequency = _array(spectrum.frequency).ravel()
+    none = np.zeros_like(frequency)
+    return frequency, none if spectrum.decay is None else _array(spectrum.decay).ravel()
 
 
 def _rate(rate: Rate, scale: float) -> tuple[kernel.Link, kernel.Baseline]:
