@@ -12,9 +12,10 @@ import torch
 from fourpoint.events import Batch, Box, Dataset, MarkSpace, Sequence
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.inference.sampling import Method, sample, select_rows
-from fourpoint.kernels import numba_seismic
+from fourpoint.kernels import conditions, numba_seismic
 from fourpoint.models import ETAS, SeismicDAPP
 from fourpoint.models.etas import ETASHistory
+from fourpoint.models.etas_fit import Log
 from fourpoint.models.spatial import seismic_fit
 from fourpoint.models.spatial.seismic_dapp import SeismicHistory
 from fourpoint.storage.checkpoints import restore, save
@@ -307,3 +308,71 @@ def test_attention_of_no_effect_keeps_the_integral() -> None:
         one.copy(), none.copy(), one.copy(),
     )  # fmt: skip
     assert total == pytest.approx(0.35)
+
+
+def test_groups_of_events_agree_with_sums_over_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = catalogue(3, 150.0)
+    model = corrected(data)
+    model.correct(kernel_weight=torch.tensor(0.0), spectrum=3 * model.spectrum)
+    batch = data.batch([0])
+    position = torch.arange(data.events)[None]
+    found = []
+    for work in (2**62, 0):  # pairs from which there are groups
+        monkeypatch.setattr(conditions, "TREE_WORK", work)
+        history = model.encode(batch)
+        assert isinstance(history, SeismicHistory)
+        integrals = model.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:])
+        rates = model.log_intensity(history, batch.times[..., None], position)
+        found.append((history, integrals[0, :, 0], rates[0, :, 0, 0]))
+    (full, exact, whole), (groups, integrals, rates) = found
+    change = (groups.rates / full.rates).log()
+    assert 0 < float(change.abs().mean()) < 1e-4 and float(change.abs().max()) < 0.01
+    assert float((full.owner == groups.owner).double().mean()) > 0.999
+    assert float(integrals.sum()) == pytest.approx(float(exact.sum()), rel=1e-4)
+    assert torch.allclose(integrals, exact, rtol=0.02)
+    assert float((rates - whole).abs().mean()) < 2e-3
+    assert abs(float((rates - whole).mean())) < 2e-4
+
+
+def test_columns_and_pairs_by_groups_agree_with_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = catalogue(3, 100.0)
+    model = corrected(data)
+    model.correct(kernel_weight=torch.tensor(0.0))
+    model.sources = model.sources[:0]
+    found = []
+    for work in (2**62, 0):
+        monkeypatch.setattr(conditions, "TREE_WORK", work)
+        with torch.no_grad():
+            (row,) = seismic_fit.rows_of(model, [Log(model, data.batch([0]))])
+        phi, _ = seismic_fit.columns(model, row)
+        pairs = seismic_fit.list_pairs(model, row, 10)
+        child = np.repeat(np.arange(data.events), np.diff(pairs.offsets))
+        total = row.background + pairs.rest
+        total += np.bincount(child, pairs.values, data.events)
+        found.append((phi.sum(1), len(child), total[10:]))
+    (phi, count, total), (by_groups, fewer, nearly) = found
+    assert np.abs(by_groups - phi).mean() < 1e-4 * phi.mean()
+    assert abs(count - fewer) <= 0.01 * count
+    assert np.abs(np.log(nearly / total)).mean() < 1e-4
+
+
+def test_daily_catalogues_follow_the_corrected_model() -> None:
+    data = catalogue()
+    model = corrected(data)
+    model.event_features = ETAS(SPACE, **GIVEN).event_features
+    whole = model.encode(data.batch([0]))
+    past = data.between(None, 15.0)
+    drawn = [
+        model.draw_catalogues(
+            past[0].batch(), 15.0, 15.5, 40, torch.Generator().manual_seed(1), history
+        )
+        for history in (None, whole)
+    ]
+    assert torch.equal(drawn[0].time, drawn[1].time) and torch.equal(drawn[0].row, drawn[1].row)
+    # the first event of a path, whose probability the integral gives
+    ends = (torch.tensor([[x]], dtype=torch.float64) for x in (15.0, 15.5))
+    expected = model.closed_integral(model.encode(past.batch([0])), *ends)
+    none = math.exp(-float(expected))
+    many = model.draw_catalogues(past[0].batch(), 15.0, 15.5, 1000, torch.Generator(), whole)
+    share = 1 - len(many.row.unique()) / 1000
+    assert abs(share - none) < 4 * math.sqrt(none * (1 - none) / 1000)

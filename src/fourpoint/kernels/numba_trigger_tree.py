@@ -103,15 +103,25 @@ def load() -> Loops:
     return Loops(*(built[one.__name__] for one in functions))
 
 
-def make_plan(
-    loops: Loops, events: Events, asked: Asked, theta: NDArray[np.float64], tolerance: float
-) -> Plan:
-    """The plan of queries at the parameters ``theta``."""
+class Grouped(NamedTuple):
+    """A tree of events, and the moments of its groups at certain parameters."""
+
+    tree: Tree
+    times: NDArray[np.float64]
+    places: NDArray[np.float64]  # zeros where events have none
+    width: NDArray[np.float64]  # D of events
+    weights: NDArray[np.float64]
+    stats: NDArray[np.float64]  # (K, 12), see `group_moments`
+    delta: NDArray[np.float64]  # (K,) of an event as wide as the group is on average
+    theta: NDArray[np.float64]
+    spatial: bool
+
+
+def group(loops: Loops, events: Events, theta: NDArray[np.float64]) -> Grouped:
+    """Groups of events with their moments at the parameters ``theta``."""
     times, places, delta, features = events
-    at, where, seen, floor = asked
     n = len(times)
     flat = places if len(places) else np.zeros((n, 2))
-    near = where if len(where) else np.zeros((len(at), 2))
     tree = _tree(loops, times, flat)
     spatial = len(places) > 0
     width = np.exp(theta[3] + theta[4] * delta)
@@ -126,10 +136,20 @@ def make_plan(
         total, mean = np.zeros(groups), np.zeros((groups, 1))
         loops.group_sums(*tree[:5], weights, np.ascontiguousarray(delta[:, None]), total, mean)
         own = mean[:, 0]
+    return Grouped(tree, times, flat, width, weights, stats, own, theta, spatial)
+
+
+def choose(
+    loops: Loops, grouped: Grouped, asked: Asked, tolerance: float
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.float32]]:
+    """Which events and groups each query sums over: offsets (J + 1,), entries and factors."""
+    at, where, seen, floor = asked
+    near = where if len(where) else np.zeros((len(at), 2))
     rates = np.array(floor)
     counts = np.zeros(len(at), dtype=np.int64)
     none_i, none_f = np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32)
     offsets = np.zeros(len(at) + 1, dtype=np.int64)
+    tree, times, flat, width, weights, stats, _, theta, spatial = grouped
     given = (*tree, times, flat, width, weights, stats, at, near, seen, theta, spatial)
     # A loose pass finds the rates, the next one counts, the last one fills in.
     loose = np.full(len(at), np.inf)
@@ -140,14 +160,28 @@ def make_plan(
     entries = np.zeros(int(offsets[-1]), dtype=np.int32)
     factors = np.zeros(int(offsets[-1]), dtype=np.float32)
     _share_out(loops.choose, len(at), *given, limits, 2, offsets, entries, factors, counts, rates)
+    return offsets, entries, factors
+
+
+def make_plan(
+    loops: Loops, events: Events, asked: Asked, theta: NDArray[np.float64], tolerance: float
+) -> Plan:
+    """The plan of queries at the parameters ``theta``."""
+    return plan_of(loops, group(loops, events, theta), asked, tolerance, events.delta)
+
+
+def plan_of(
+    loops: Loops, grouped: Grouped, asked: Asked, tolerance: float, delta: NDArray[np.float64]
+) -> Plan:
+    """The plan of queries for groups of events of these magnitudes."""
+    stats = grouped.stats
+    none = np.zeros((0, 2))
     return Plan(
-        tree,
-        offsets,
-        entries,
-        factors,
-        np.concatenate([times, stats[:, 1]]),
-        np.concatenate([flat, stats[:, 2:4]]) if spatial else places,
-        np.concatenate([delta, own]),
+        grouped.tree,
+        *choose(loops, grouped, asked, tolerance),
+        np.concatenate([grouped.times, stats[:, 1]]),
+        np.concatenate([grouped.places, stats[:, 2:4]]) if grouped.spatial else none,
+        np.concatenate([delta, grouped.delta]),
     )
 
 

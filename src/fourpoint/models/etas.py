@@ -45,11 +45,12 @@ from fourpoint.models.spatial.hawkes import Clusters
 from fourpoint.ops import omori, regions
 from fourpoint.ops.recurrence import recur
 from fourpoint.ops.smoothing import smoothed
-from fourpoint.ops.triggering import Queries, Sources, trigger_sums
+from fourpoint.ops.triggering import Queries, Sources, grouped_sums, trigger_sums
 
 MAGNITUDES = ("magnitude", "mag", "m")  # names of the feature that is the magnitude
 QUANTILES = 1000  # magnitudes of a Gutenberg-Richter law that simulations draw from
 EXPLODED = 10**5  # events of a simulated path that count as explosive
+FULL_SUMS = 2**28  # pairs of events up to which rates at events are sums over all of them
 Shape = Literal["uniform", "kernel"]
 
 
@@ -532,6 +533,32 @@ class ETAS(PointProcess[ETASHistory]):
             rows.append(background[b] + s.log_factor(spatial=True).exp() * sums)
         return torch.stack(rows).log().reshape(B, G, Q, 1)
 
+    def log_rates_at_events(self, history: ETASHistory, batch: Batch) -> Float[Tensor, "B N"]:
+        """log lambda at every event. Above :data:`FULL_SUMS` pairs, and without gradients, distant
+        events are summed in groups (`ops.triggering.grouped_sums`).
+        """
+        most = int(history.lengths.max()) if len(history.lengths) else 0
+        if self.box is None or torch.is_grad_enabled() or most**2 <= FULL_SUMS:
+            return super().log_rates_at_events(history, batch)
+        s = self.strengths()
+        factor = s.log_factor(spatial=True).exp()
+        found = torch.zeros_like(batch.times)
+        places = places_of(batch)
+        for b in range(len(found)):
+            n = int(history.lengths[b])
+            assert history.places is not None  # the model has a box
+            sources = Sources(
+                history.when[b, :n],
+                history.places[b, :n],
+                history.delta[b, :n],
+                history.features[b, :n],
+            )
+            asked = Queries(batch.times[b, :n], places[b, :n], torch.arange(n))
+            background = self._background_density(places[b, :n], s)
+            sums = grouped_sums(sources, asked, s.theta(), background / factor)
+            found[b, :n] = (background + factor * sums).log()
+        return found
+
     def closed_integral(
         self,
         history: ETASHistory,
@@ -673,10 +700,17 @@ class ETAS(PointProcess[ETASHistory]):
 
     @torch.no_grad()
     def draw_catalogues(
-        self, batch: Batch, start: float, stop: float, count: int, random: torch.Generator
+        self,
+        batch: Batch,
+        start: float,
+        stop: float,
+        count: int,
+        random: torch.Generator,
+        history: ETASHistory | None = None,
     ) -> Clusters:
         """``count`` independent paths on [start, stop) given the events of one sequence before:
-        as :meth:`draw_clusters`, with the first generation of all paths drawn together.
+        as :meth:`draw_clusters`, with the first generation of all paths drawn together. ``history``
+        is that of a sequence which begins with these events, for models that need one.
 
         Raises :class:`UserError` where a path has more than :data:`EXPLODED` events.
         """

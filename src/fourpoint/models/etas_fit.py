@@ -45,6 +45,7 @@ from fourpoint.ops.triggering import (
     Planned,
     Queries,
     Sources,
+    grouped_sums,
     planned,
     sums_with_derivatives,
     tree_error,
@@ -58,9 +59,11 @@ Array = NDArray[np.float64]
 ROUNDS = 12  # of parameters and background in turn
 STEPS = 5  # of the search in each of them but the first, which has three times as many
 LAST_STEPS = 100  # of the search over all events
-SETTLED = 2e-4  # nats per event that a round gains at the end
+SETTLED = 2e-4  # nats per event by which the last round differs
 MOST = 12_000  # scored events that the rounds look at
 ROUGH = 1e-4  # tolerance of sums over groups in the rounds
+WEIGHT_STEPS = 20  # of the background's weights and rates in each round, at most
+WEIGHTS_SETTLED = 1e-3  # mean change of a weight at the end
 NEIGHBOURS = (5, 10, 20, 40, 80, 160)
 TRIED = 1000  # events that the choice among them looks at
 NARROWEST = 1e-4  # bandwidth, as a share of the region's width
@@ -581,8 +584,9 @@ def scored_pieces(batch: Batch) -> list[tuple[float, float, float]]:
 
 
 def _background_in_turn(model: ETAS, logs: list[Log], data: Dataset) -> list[str]:
-    """Kernels and parameters in turn until the likelihood settles; the best round is kept. The
-    first kernels have equal weights.
+    """Kernels and parameters in turn until the likelihood settles. The first kernels have equal
+    weights. The last round is the fixed point of declustering; the likelihood of training events
+    may be higher in earlier ones, whose weights follow these events too closely.
     """
     limits = fit_limits.current()
     rank = NEIGHBOURS[len(NEIGHBOURS) // 2]
@@ -590,28 +594,25 @@ def _background_in_turn(model: ETAS, logs: list[Log], data: Dataset) -> list[str
     for log in logs:
         log.look_at(most, ROUGH)
     weights = [torch.ones_like(log.sources.times) for log in logs]
-    _place_kernels(model, logs, weights, rank)
+    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    _place_kernels(model, logs, weights, bandwidths(model, places, rank).square())
     events = max(1, data.scored_events)
-    best = -math.inf
-    kept = model.sources, flat_parameters(model)
+    last = -math.inf
     count = 0
     for count in range(ROUNDS):
-        weights = [background_probabilities(model, log, ROUGH) for log in logs]
+        triggered = [triggered_rates(model, log, ROUGH) for log in logs]
+        weights = _settled_weights(model, logs, triggered, rank)
         if count < 2:
-            rank = _best_rank(model, logs, weights, NEIGHBOURS)
-        _place_kernels(model, logs, weights, rank)
+            before, rank = rank, _best_rank(model, logs, weights, NEIGHBOURS)
+            if rank != before:
+                _settled_weights(model, logs, triggered, rank)
         bounds = bounds_of(model, data)
         steps = STEPS if count else 3 * STEPS
         with limits.part(count / ROUNDS, (count + 1) / ROUNDS):
             value = climb(model, logs, bounds, steps, CONVERGED * 100).here.value / events
-        settled = value < best + SETTLED
-        if value > best:
-            best = value
-            kept = model.sources, flat_parameters(model)
-        if settled or limits.left <= 0:
+        if abs(value - last) < SETTLED or limits.left <= 0:
             break
-    model.sources, point = kept
-    put_parameters(model, point)
+        last = value
     for log in logs:
         log.look_at(len(log.scored), TOLERANCE)
     _put_densities(model, logs)
@@ -631,29 +632,65 @@ def background_probabilities(
     """The probability that each event is background, mu(x) / lambda(t, x), events of a history
     period included; sums over groups have this ``tolerance``.
     """
+    background = _background_rates(model, log)
+    return background / (background + triggered_rates(model, log, tolerance))
+
+
+@torch.no_grad()
+def triggered_rates(model: ETAS, log: Log, tolerance: float) -> Float[Tensor, " N"]:
+    """The triggered part of the rate at all events."""
     s = model.strengths()
-    n = len(log.sources.times)
-    every = Queries(log.sources.times, log.sources.places, torch.arange(n))
-    if log.sources.places is None:
-        background = s.background.sum().expand(n)
-    else:
-        background = model.background_density(log.sources.places)
+    every = Queries(log.sources.times, log.sources.places, torch.arange(len(log.sources.times)))
     factor = s.log_factor(log.sources.places is not None).exp()
-    plan = planned(log.sources, every, s.theta(), background / factor, tolerance)
-    if plan is None:
-        triggered = factor * trigger_sums(log.sources, every, s.theta())
-    else:
-        triggered = factor * plan(s.theta())
-    return background / (background + triggered)
+    floor = _background_rates(model, log) / factor
+    return factor * grouped_sums(log.sources, every, s.theta(), floor, tolerance)
 
 
-def _place_kernels(model: ETAS, logs: list[Log], weights: list[Tensor], rank: int) -> None:
+def _background_rates(model: ETAS, log: Log) -> Float[Tensor, " N"]:
+    if log.sources.places is None:
+        return model.strengths().background.detach().sum().expand(len(log.sources.times))
+    return model.background_density(log.sources.places)
+
+
+@torch.no_grad()
+def _settled_weights(
+    model: ETAS, logs: list[Log], triggered: list[Tensor], rank: int
+) -> list[Tensor]:
+    """Weights of the kernels and rates of the background for these ``triggered`` rates at all
+    events, by expectation-maximisation; both are put into the model.
+    """
+    time = sum(exposure * (b - a) for log in logs for a, b, exposure in log.pieces)
+    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    variances = bandwidths(model, places, rank).square()
+    before = torch.zeros(len(places), dtype=torch.float64)
+    weights: list[Tensor] = []
+    for _ in range(WEIGHT_STEPS):
+        weights = []
+        for log, rate in zip(logs, triggered, strict=True):
+            background = _background_rates(model, log)
+            weights.append(background / (background + rate))
+        _place_kernels(model, logs, weights, variances)
+        level = model.strengths().background
+        due = torch.zeros_like(level)
+        for log, rate in zip(logs, triggered, strict=True):
+            parts = log.background(model) * level
+            due += log.weight * (parts / (parts.sum(1) + rate[log.used])[:, None]).sum(0)
+        least = 1e-6 * due.sum()
+        model.log_background.copy_((due.clamp(min=least) / time).log())
+        now = torch.cat(weights)
+        change, before = float((now - before).abs().mean()), now
+        if change < WEIGHTS_SETTLED:
+            break
+    return weights
+
+
+def _place_kernels(
+    model: ETAS, logs: list[Log], weights: list[Tensor], variances: Float[Tensor, " N"]
+) -> None:
     """Kernels of all events in the model, and their density at the events that are used."""
     places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
     every = torch.cat(weights)
-    sources = torch.cat(
-        [places, bandwidths(model, places, rank).square()[:, None], every[:, None]], 1
-    )
+    sources = torch.cat([places, variances[:, None], every[:, None]], 1)
     sources[:, 3] /= sources[:, 3].sum()
     if len(model.sources) != len(sources):
         model.set_background(sources)

@@ -51,11 +51,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.kernels import numba_seismic
+from fourpoint.kernels import numba_seismic, numba_seismic_groups
 from fourpoint.models import fit_limits
 from fourpoint.models.base import box_of, place_or_nothing
-from fourpoint.models.etas import ETAS, ETASHistory, Shape
+from fourpoint.models.etas import ETAS, EXPLODED, ETASHistory, Shape
 from fourpoint.models.spatial.hawkes import Clusters
+from fourpoint.models.spatial.seismic_groups import chosen, groups_of, pays
 from fourpoint.ops import omori, regions
 from fourpoint.ops.quadrature import gauss_legendre
 
@@ -421,23 +422,54 @@ class SeismicDAPP(ETAS):
         groups = [np.arange(len(start))] if shared else [np.array([b]) for b in range(len(start))]
         parts = []
         for rows in groups:
-            part = self._simulate(history, rows, start, stop, keys[rows], limit)
+            ends = start.numpy()[rows], stop.numpy()[rows]
+            part = self._simulate(history, int(rows[0]), *ends, keys[rows], limit)
             if part is None:
                 return None
-            parts.append(part)
+            parts.append(part._replace(row=torch.from_numpy(rows)[part.row]))
         return Clusters.joined(parts)
+
+    @torch.no_grad()
+    def draw_catalogues(
+        self,
+        batch: Batch,
+        start: float,
+        stop: float,
+        count: int,
+        random: torch.Generator,
+        history: ETASHistory | None = None,
+    ) -> Clusters:
+        """``count`` independent paths on [start, stop) given the events of one sequence before;
+        ``history`` is that of a sequence which begins with these events.
+
+        Raises :class:`UserError` where a path has more than `etas.EXPLODED` events.
+        """
+        if not self.corrected:
+            return super().draw_catalogues(batch, start, stop, count, random)
+        whole = self.encode(batch) if history is None else history
+        assert isinstance(whole, SeismicHistory)
+        keys = torch.randint(2**62, (count,), generator=random).numpy().astype(np.uint64)
+        ends = np.full(count, start), np.full(count, stop)
+        past = _beginning(whole, int(batch.lengths[0]))
+        found = self._simulate(past, 0, *ends, keys, EXPLODED)
+        if found is None:
+            raise UserError(
+                "a process whose rate stays finite",
+                f"more than {EXPLODED:,} events per path",
+                "Shorten the window, or fit the model again.",
+            )
+        return found
 
     def _simulate(
         self,
         history: SeismicHistory,
-        rows: NDArray[np.int64],
-        start: Float[Tensor, " B"],
-        stop: Float[Tensor, " B"],
+        b: int,
+        start: Array,
+        stop: Array,
         keys: NDArray[np.uint64],
         limit: int,
     ) -> Clusters | None:
-        """Paths of ``rows``, which have one history."""
-        b = int(rows[0])
+        """Paths after the history of row ``b``, numbered in the order of ``keys``."""
         n, known = self._row(history, b)
         first, kernel, base = self._fresh(known.times, known.places)
         fresh = first if self.evidence[0] > 0 else 2**62
@@ -447,7 +479,7 @@ class SeismicDAPP(ETAS):
         peaks = sources[:, 3] / (2 * math.pi * sources[:, 2] * inside)
         nodes = torch.stack(gauss_legendre(regions.NODES), 1).double().numpy()
         stretch = self.stretch.numpy()
-        room, total = 256, 256 * len(rows)
+        room, total = 256, 256 * len(keys)
         kept = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
         kept.append(history.origin[b, :n].numpy())
         while True:
@@ -457,8 +489,8 @@ class SeismicDAPP(ETAS):
             chosen = np.zeros(total, dtype=np.int64)
             used = numba_seismic.load().simulate(
                 keys,
-                start.numpy()[rows],
-                stop.numpy()[rows],
+                start,
+                stop,
                 n,
                 *wide,
                 fresh,
@@ -488,7 +520,7 @@ class SeismicDAPP(ETAS):
             if room > limit:
                 return None
             room, total = 4 * room, 4 * total
-        own = torch.from_numpy(rows[count[:used]])
+        own = torch.from_numpy(count[:used].copy())
         if used and int(torch.bincount(own).max()) > limit:
             return None
         return Clusters(
@@ -645,6 +677,10 @@ class SeismicDAPP(ETAS):
         static[begin:] = self._static(history.places[b, begin:n])
         counts = self._counts(history, b, begin, n)
         parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
+        if pays((n - begin) * n):
+            after = (static, first, kernel, base)
+            self._sweep_groups(history, b, begin, known, after, counts)
+            return
         numba_seismic.load().sweep(
             begin,
             *known,
@@ -660,6 +696,51 @@ class SeismicDAPP(ETAS):
             history.origin[b, :n].numpy(),
             counts,
         )
+
+    def _sweep_groups(
+        self,
+        history: SeismicHistory,
+        b: int,
+        begin: int,
+        known: Kernels,
+        ground: tuple[Array, int, Array, Array],
+        counts: Array,
+    ) -> None:
+        """As :meth:`_sweep`, with distant events in groups. ``ground`` is the density of the
+        background's kernels at the events and what :meth:`_fresh` returns.
+        """
+        n = len(known.times)
+        static, first, kernel, base = ground
+        groups = groups_of(self, known, history.delta[b, :n], history.features[b, :n])
+        size = len(groups.times) - n
+        memory = [np.ones(n), np.full(n, -np.inf), np.ones(size), np.full(size, -np.inf)]
+        parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
+        which = np.arange(begin, n)
+        level = base[0] + base[1] * static[begin:]
+        for low, high, *plan in chosen(self, groups, which, level):
+            numba_seismic_groups.load().group_sweep(
+                begin + low,
+                begin + high,
+                n,
+                *plan,
+                *groups.links,
+                groups.omega,
+                *memory,
+                *groups.kernels,
+                known.inside,
+                known.ground,
+                static,
+                first,
+                kernel,
+                base,
+                self.shapes(history.delta[b, :n]),
+                float(self.attention[2]),
+                *self.laws(),
+                history.rates[b, :n].numpy(),
+                *parts,
+                history.origin[b, :n].numpy(),
+                counts,
+            )
 
     def _counts(self, history: SeismicHistory, b: int, position: int, size: int) -> Array:
         """N_j after the first ``position`` events."""
@@ -684,6 +765,14 @@ class SeismicDAPP(ETAS):
         found = torch.zeros(B, G * Q, dtype=torch.float64)
         for b in range(B):
             n, known = self._row(history, b)
+            if kind != numba_seismic.AT_PLACE and self.kernel_weight == 0 and pays(G * Q * n):
+                after = position[b][:, None].expand(G, Q).reshape(-1)
+                asked = times[b].reshape(-1)
+                until = asked if ends is None else ends[b].reshape(-1)
+                summed = self._running(history, b, known, kind, asked, until, after)
+                if summed is not None:
+                    found[b] = summed
+                    continue
             first, kernel, base = self._fresh(known.times, known.places)
             after = position[b][:, None].expand(G, Q).reshape(-1)
             order = torch.argsort(after, stable=True)
@@ -714,6 +803,52 @@ class SeismicDAPP(ETAS):
             )
             found[b, order] = torch.from_numpy(values)
         return found.reshape(B, G, Q)
+
+    def _running(
+        self,
+        history: SeismicHistory,
+        b: int,
+        known: Kernels,
+        kind: int,
+        asked: Float[Tensor, " J"],
+        until: Float[Tensor, " J"],
+        after: Int[Tensor, " J"],
+    ) -> Float[Tensor, " J"] | None:
+        """Rates in the region or integrals by running sums; None unless queries, put in order,
+        follow each other in time, with the events that they see between them.
+        """
+        n = len(known.times)
+        order = np.lexsort((asked.numpy(), after.numpy()))
+        begin, end, seen = (np.ascontiguousarray(x.numpy()[order]) for x in (asked, until, after))
+        latest = np.concatenate([[-np.inf], known.times])[seen]
+        fresh = np.diff(seen) > 0
+        follows = begin[1:] >= end[:-1]
+        newest = known.times[np.minimum(seen[:-1], n - 1)]
+        between = ~fresh | (newest >= end[:-1])
+        if not (np.all(follows) and np.all(between) and np.all(begin >= latest)):
+            return None
+        values = np.zeros(len(begin))
+        etas, tail, fast, _, _ = self.laws()
+        numba_seismic_groups.load().running(
+            kind,
+            begin,
+            end,
+            seen,
+            known.times,
+            known.inside,
+            known.ground,
+            self.shapes(history.delta[b, :n]),
+            history.given[b, :n].numpy(),
+            etas,
+            tail,
+            fast,
+            *(x[b, :n].numpy() for x in (history.owner, history.share)),
+            np.zeros(n),
+            values,
+        )
+        found = torch.zeros(len(begin), dtype=torch.float64)
+        found[torch.from_numpy(order)] = torch.from_numpy(values)
+        return found
 
     def _draw_place(
         self, history: SeismicHistory, b: int, time: float, random: torch.Generator
@@ -789,6 +924,23 @@ def _room(values: NDArray[Any], room: int) -> NDArray[Any]:
     wider = np.zeros((len(values) + room, *values.shape[1:]), dtype=values.dtype)
     wider[: len(values)] = values
     return wider
+
+
+def _beginning(history: SeismicHistory, events: int) -> SeismicHistory:
+    """What was known of the only row after so many events."""
+    assert history.places is not None  # the model has a box
+    changed = {name: getattr(history, name)[:, :events] for name in ATTENTION}
+    return replace(
+        history,
+        times=history.times[:, : events + 1],
+        lengths=torch.full_like(history.lengths, events),
+        states=history.states[:, : events + 1],
+        when=history.when[:, :events],
+        features=history.features[:, :events],
+        delta=history.delta[:, :events],
+        places=history.places[:, :events],
+        **changed,
+    )
 
 
 def _padded(history: SeismicHistory, room: int) -> SeismicHistory:
