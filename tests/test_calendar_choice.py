@@ -49,6 +49,17 @@ def test_terms_that_are_there_are_chosen_and_no_others(seed: int) -> None:
     assert chosen(call_log(seed, hour=0.0, weekend=0.0)) == ()
 
 
+def test_days_with_levels_of_their_own_are_no_weekdays() -> None:
+    """The level of a day must not be learned from another part of the same day."""
+    random = np.random.default_rng(5)
+    counts = random.poisson(150 * random.gamma(8, 1 / 8, 16))
+    times = np.sort(np.repeat(24.0 * np.arange(16), counts) + 24 * random.random(counts.sum()))
+    context = Context(origin=np.array([ORIGIN]))
+    sequence = Sequence(times, start=0.0, stop=384.0, context=context)
+    data = Dataset.from_sequences([sequence], unit="hours")
+    assert choose_effects(data, data.select([]), "auto").spec.calendar == ()
+
+
 def test_fine_terms_need_events_of_each_type() -> None:
     """With 8 types and 550 events of each the calendar of a comparison gained nothing, while the
     hour alone gained .04 nats per event.

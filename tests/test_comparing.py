@@ -190,6 +190,29 @@ def test_a_few_shops_with_levels_of_their_own_do_not_cluster() -> None:
     assert max(fitted, key=lambda one: float(one.scores.sum())).name == "frailty"
 
 
+@pytest.mark.parametrize("triggered", [0.0, 0.15])
+def test_days_with_levels_of_their_own_are_no_clustering(triggered: float) -> None:
+    """Without triggered events the busy days are told; with them, their share and lag."""
+    random = np.random.default_rng(2)
+    levels = random.gamma(8, 1 / 8, 42)
+    counts = random.poisson(60 * (1 - triggered) * levels)
+    first = np.repeat(24.0 * np.arange(42), counts) + 24 * random.random(counts.sum())
+    second = first[random.random(len(first)) < triggered]
+    times = np.concatenate([first, second + random.exponential(0.1, len(second))])
+    context = Context(origin=np.array([19723 * 86400.0]))
+    log = Sequence(np.sort(times[times < 1008]), start=0.0, stop=1008.0, context=context)
+    data = Dataset.from_sequences([log], unit="hours")
+    found = compare(data, "calendar,hawkes", calendar="hour", progress=False)
+    assert found.clustering_beyond_calendar == (triggered > 0)
+    assert abs(found.days - levels.std()) < 0.1
+    assert [step.name for step in found.steps] == ["constant", "calendar", "days", "excitation"]
+    if triggered:
+        assert abs(found.branching - 0.13) < 0.06 and 0.04 < found.lag < 0.3
+        assert "beyond the calendar and the levels of days: about" in found.sentences[3]
+    else:
+        assert "some days are busier than others" in found.sentences[3]
+
+
 def test_events_that_were_recorded_twice_are_told() -> None:
     random = np.random.default_rng(5)
     minutes = np.unique(random.integers(0, 4 * 1440, 240)).astype(float)

@@ -529,3 +529,28 @@ def test_modes_that_fade_at_once_do_not_overflow_in_long_horizons() -> None:
     rate = float(forecasts(model, data, 1.0, paths=300).column("mean")[0].as_py())
     table = forecasts(model, data[:1], horizon, by=horizon / 4, paths=3)
     assert all(0 < value < 20 * rate * horizon for value in table.column("mean").to_pylist())
+
+
+@pytest.mark.parametrize("name", ["poisson", "frailty"])
+def test_means_and_chances_are_those_of_the_law_where_it_is_known(name: str) -> None:
+    """Two paths are enough for the mean and the probability of an event, for rare ones too."""
+    data = histories(2)
+    model = Frailty(2, variance=0.5) if name == "frailty" else Poisson(2)
+    with torch.no_grad():
+        model.log_rate.copy_(torch.tensor([1.0, 1e-3]).log())
+    few = forecasts(model, data, 3.0, by=1.5, at=14.0, paths=2)
+    many = forecasts(model, data, 3.0, by=1.5, at=14.0, paths=20_000)
+    for column in ("mean", "p_any"):
+        exact, again = (np.array(table[column].to_pylist()) for table in (few, many))
+        assert np.array_equal(exact, again)
+    plan = module.planned(model, data, 3.0, by=1.5, at=14.0, paths=20_000)
+    drawn = module.interval_counts(model, plan)[1].astype(float)  # of the first sequence
+    total = np.concatenate([drawn.sum(1, keepdims=True), drawn], 1).reshape(-1, 20_000)
+    first = many.slice(0, len(total))
+    error = total.std(1) / np.sqrt(20_000) + 1e-3
+    assert (np.abs(total.mean(1) - np.array(first["mean"].to_pylist())) < 4.5 * error).all()
+    share = (total > 0).mean(1)
+    wide = np.sqrt(share * (1 - share) / 20_000) + 1e-3
+    assert (np.abs(share - np.array(first["p_any"].to_pylist())) < 4.5 * wide).all()
+    rare = [row["p_any"] for row in few.to_pylist() if row["mark"] == "1"]
+    assert 1e-4 < min(rare) < 0.01

@@ -9,8 +9,10 @@ and a row of the table summarises the counts n_1, ..., n_P of an interval over t
     p_any = the share of paths with n_p >= 1,
 
 so that each column has the Monte Carlo error of P draws: that of the mean is its standard deviation
-over sqrt(P). The random numbers of a sequence follow from the seed and its id, and for models with
-a kernel of their own a forecast is the same whichever sequences are forecast beside it.
+over sqrt(P). Where the law of the counts is known (`PointProcess.count_law`: Poisson processes,
+with and without a frailty) the mean and p_any are those of the law. The random numbers of a
+sequence follow from the seed and its id, and for models with a kernel of their own a forecast is
+the same whichever sequences are forecast beside it.
 
 Sequences are taken in batches, in their order, so that memory does not grow with their number.
 """
@@ -51,7 +53,7 @@ from fourpoint.inference.forecasting import (
 )
 from fourpoint.inference.sampling import advance, eval_mode, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
-from fourpoint.kernels.path_terms import Wanted
+from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.log_format import STAMPS, LogFormat
 from fourpoint.memory import require_memory
 from fourpoint.models.base import PointProcess
@@ -373,7 +375,8 @@ def forecast_parts(
     with eval_mode(model), bar("forecasting", len(plan.data), show=progress) as step:
         for group in _batches(plan):
             counts = _counts(model, plan, group)
-            yield _summary(plan, group, counts, count_levels(model, plan, group))
+            law = _law(model, plan, group)
+            yield _summary(plan, group, counts, count_levels(model, plan, group), law)
             done += len(group.rows)
             step(done)
 
@@ -452,7 +455,7 @@ def forecast_files(
             group = next(_batches(plan))
             wanted, ahead = _wanted(plan, group, part.batch())
             counts = counts_after(model, past, wanted)[:, int(ahead) :]
-            yield _summary(plan, group, counts, count_levels(model, plan, group))
+            yield _summary(plan, group, counts, count_levels(model, plan, group), None)
             done += 1
             step(done)
 
@@ -618,6 +621,15 @@ def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int3
         raise UserError(error.expected, received, error.remedy) from error
 
 
+@torch.no_grad()
+def _law(model: PointProcess, plan: Plan, group: Interval) -> CountLaw | None:
+    """The law of the counts of a group's intervals; None where it has no closed form."""
+    batch = events_until(plan.data, plan.at, group.rows)
+    wanted, ahead = _wanted(plan, group, batch)
+    law = model.count_law(batch, wanted.edges)
+    return law if law is None or not ahead else law._replace(mean=law.mean[:, 1:])
+
+
 def _wanted(plan: Plan, group: Interval, batch: Batch) -> tuple[Wanted, bool]:
     """The paths to be drawn for a group, and whether they have an interval before the first one, in
     which events are drawn but not counted.
@@ -692,9 +704,11 @@ def _summary(
     group: Interval,
     counts: NDArray[np.int32],
     calibrated: tuple[Levels, ...] | None,
+    law: CountLaw | None,
 ) -> pa.Table:
     """The rows of the table for a group of sequences: per sequence and interval all types together
-    first, then each of them. Quantiles of all types together are calibrated where the model is.
+    first, then each of them. Quantiles of all types together are calibrated where the model is;
+    means are those of the ``law`` of the counts where it is known.
     """
     names = tuple(plan.data.marks.names)
     total = counts.sum(2, keepdims=True, dtype=np.int32)
@@ -714,6 +728,11 @@ def _summary(
     if plan.interval is not None:
         values["low"], values["high"] = count_interval(ordered, plan.interval)
     values["p_any"] = (ordered > 0).mean(1)
+    if law is not None:
+        expected = law.mean.sum(2, keepdims=True)
+        mean = np.concatenate([expected, law.mean], 2) if names else expected
+        values["mean"] = mean.ravel()
+        values["p_any"] = law.any_event(mean).ravel()
     schema = schema_of(plan)
     ids = [plan.data.ids[row] for row in group.rows.tolist()]
     which = np.repeat(np.arange(R, dtype=np.int32), W * K)

@@ -83,6 +83,22 @@ class Wanted(NamedTuple):
     limit: int  # events of a path that count as an explosion
 
 
+class CountLaw(NamedTuple):
+    """The law of counts between edges: Poisson numbers with these means, which in row r have one
+    gamma factor of mean 1 and shape ``shape[r]`` in common unless the shape is infinite.
+    """
+
+    mean: Floats  # (B, W, M)
+    shape: Floats  # (B,)
+
+    def any_event(self, mean: Floats) -> Floats:
+        """The probability of at least one event where ``mean`` (B, ...) are expected."""
+        shape = self.shape.reshape(-1, *[1] * (mean.ndim - 1))
+        with np.errstate(invalid="ignore"):
+            gamma = shape * np.log1p(mean / shape)
+        return -np.expm1(-np.where(np.isinf(shape), mean, gamma))
+
+
 class Kept(NamedTuple):
     """Room for the first K events of every path; a path ends at its last one. K = 0 if none are
     kept, and then paths end at the last edge.

@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, BatchSteps, Box, Dataset, MarkSpace, UserError
-from fourpoint.kernels.path_terms import Wanted
+from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.models.event_features import EventFeatures, features_of
 from fourpoint.ops.quadrature import MOST
@@ -469,6 +469,12 @@ class PointProcess(Described, nn.Module, Generic[H]):
         unsupported: `inference.sampling` draws paths then.
 
         The exposure of the batch is a factor of the rate.
+        """
+        return None
+
+    def count_law(self, batch: Batch, edges: NDArray[np.float64]) -> CountLaw | None:
+        """The law of the counts of every mark between ``edges`` (B, W + 1) after the events of
+        ``batch``; None if it has no closed form, and then counts are drawn (:meth:`draw_counts`).
         """
         return None
 

@@ -50,6 +50,7 @@ MOST_MARKS = 40  # that have weights of their own
 TINY = 1e-4  # of the ridge that makes level and terms identifiable
 STEPS, ROUNDS = 30, 12  # of Newton's method, and of the choice of penalties
 DENSE = 64  # columns of a design up to which it is not stored as a sparse matrix
+DAY, FEWEST_DAYS = 86400.0, 7  # from which on held-out blocks of time are whole days
 MOST_SAID = 20  # rate ratios in words
 NORMAL = 1.959963984540054  # the 97.5% quantile of the normal distribution
 
@@ -197,6 +198,21 @@ def _week_phases(
     effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
 ) -> ndarray:
     """Local times of the week, in whole milliseconds."""
+    local = _local_seconds(effects, context, times, owner)
+    return np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
+
+
+def _local_days(
+    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+) -> ndarray:
+    """Local days, numbered."""
+    return np.floor(_local_seconds(effects, context, times, owner) / DAY).astype(np.int64)
+
+
+def _local_seconds(
+    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+) -> Float[ndarray, " Q"]:
+    """Seconds of local time at ``times`` of the sequences ``owner``."""
     local = np.zeros(len(times))
     for first in range(0, len(times), 100_000):
         piece = slice(first, first + 100_000)
@@ -204,7 +220,7 @@ def _week_phases(
         local[piece] = effects.local_seconds(
             at, context.at_each(owner[piece], times[piece])
         ).numpy()
-    return np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
+    return local
 
 
 def sequence_scores(
@@ -414,7 +430,12 @@ class Blocks:
 
 
 def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
-    """The design of ``data`` in ``count`` blocks of absolute time of equal length."""
+    """The design of ``data`` in blocks of time: ``count`` of equal length, or at most so many of
+    whole local days where the data have dates and cover FEWEST_DAYS or more.
+
+    The level of a day is then never known from another part of the same day: terms such as the day
+    of the week would otherwise gain on held-out blocks where only the levels of days differ.
+    """
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
     origin = np.zeros(len(data)) if context.origin is None else context.origin
@@ -428,15 +449,23 @@ def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
     )
     first = float(np.min(origin + low * spec.seconds))
     length = float(np.max(origin + data.stops * spec.seconds)) - first
-
-    def block(at: Float[ndarray, " T"], rows: ndarray) -> ndarray:
-        share = (origin[rows] + at * spec.seconds - first) / length
-        return np.clip((share * count).astype(np.int64), 0, count - 1)
-
+    place_of_events = (origin[row[kept]] + data.times[kept] * spec.seconds - first) / length
+    place_of_nodes = (origin[owner] + times * spec.seconds - first) / length
+    if context.origin is not None and length >= FEWEST_DAYS * DAY:
+        days_of_nodes = _local_days(effects, context, times, owner)
+        begin, end = int(days_of_nodes.min()), int(days_of_nodes.max()) + 1
+        days_of_events = _local_days(effects, context, data.times[kept], row[kept])
+        place_of_events = (days_of_events - begin) / (end - begin)
+        place_of_nodes = (days_of_nodes - begin) / (end - begin)
+        count = min(count, end - begin)
+    of_events, of_nodes = (
+        np.clip(np.floor(place * count + 1e-9).astype(np.int64), 0, count - 1)
+        for place in (place_of_events, place_of_nodes)
+    )
     phase = None
     if context.origin is not None and spec.calendar:
         phase = _week_phases(effects, context, times, owner)
-    return Blocks(design, block(data.times[kept], row[kept]), block(times, owner), count, phase)
+    return Blocks(design, of_events, of_nodes, count, phase)
 
 
 def held_out_scores(

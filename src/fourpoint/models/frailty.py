@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, UserError
-from fourpoint.kernels.path_terms import Wanted
+from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.models.effects_fit import (
@@ -43,7 +43,7 @@ from fourpoint.models.effects_fit import (
     ratio_notes,
     sequence_scores,
 )
-from fourpoint.models.path_counts import poisson_counts
+from fourpoint.models.path_counts import poisson_counts, poisson_law
 from fourpoint.models.positions import Positions, counts, last_time
 from fourpoint.models.time_pieces import constant_cubics
 from fourpoint.ops.quadrature import gauss_legendre
@@ -309,12 +309,22 @@ class Frailty(PointProcess[FrailtyHistory]):
         """Poisson numbers given the factor of each path, which is gamma distributed given the
         past.
         """
-        now = torch.from_numpy(wanted.edges[:, :1].copy())
-        passed, _ = self._mass(batch.start[:, None], now, batch.context)
-        shape = self.log_shape.exp()
-        known = torch.stack([shape + batch.lengths, shape + passed[:, 0]]).numpy()
+        known = self._factor(batch, wanted.edges)
         cubics = constant_cubics(self.log_rate)
         return poisson_counts(cubics, self.effects, batch, wanted, known)
+
+    @torch.no_grad()
+    def count_law(self, batch: Batch, edges: NDArray[np.float64]) -> CountLaw:
+        """Negative binomial numbers."""
+        cubics = constant_cubics(self.log_rate)
+        return poisson_law(cubics, self.effects, batch, edges, self._factor(batch, edges))
+
+    def _factor(self, batch: Batch, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shape and rate of the gamma law of every row's factor at its first edge, (2, B)."""
+        now = torch.from_numpy(edges[:, :1].copy())
+        passed, _ = self._mass(batch.start[:, None], now, batch.context)
+        shape = self.log_shape.exp()
+        return torch.stack([shape + batch.lengths, shape + passed[:, 0]]).numpy()
 
     # ------------------------------------------------------------------ the population
 

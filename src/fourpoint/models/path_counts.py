@@ -38,6 +38,7 @@ from fourpoint.kernels.numba_hawkes_paths import Factors
 from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     EXPLOSIVE,
+    CountLaw,
     Exposure,
     Kept,
     Pieces,
@@ -305,6 +306,22 @@ def excitation_tables(branching: Tensor, decay: Tensor) -> tuple[Floats, Floats]
     fade = _numbers(decay)
     jump = (_numbers(branching) * fade[:, None, None]).transpose(2, 0, 1)
     return np.ascontiguousarray(jump), fade
+
+
+def poisson_law(
+    cubics: Cubics,
+    effects: Effects | None,
+    batch: Batch,
+    edges: Floats,
+    frailty: Floats | None = None,
+) -> CountLaw:
+    """The law of the counts of :func:`poisson_counts` between ``edges`` (B, W + 1)."""
+    exposure = exposure_of(batch)
+    pieces = pieces_until(cubics, effects, batch, edges[:, 0], edges[:, -1])
+    mean = np.stack([integrals(r, edges[r], pieces, exposure) for r in range(len(edges))])
+    if frailty is None:
+        return CountLaw(mean, np.full(len(edges), np.inf))
+    return CountLaw(mean * (frailty[0] / frailty[1])[:, None, None], frailty[0])
 
 
 def poisson_counts(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Context, Dataset, MarkSpace, UserError, check_marks
-from fourpoint.kernels.path_terms import Wanted
+from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.models.base import PointProcess, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import Effects, EffectsSpec
@@ -33,7 +33,7 @@ from fourpoint.models.effects_fit import (
     rate_ratios,
 )
 from fourpoint.models.hawkes_effects import sparse_basis
-from fourpoint.models.path_counts import poisson_counts
+from fourpoint.models.path_counts import poisson_counts, poisson_law
 from fourpoint.models.positions import FromPositions, Positions
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
@@ -176,6 +176,10 @@ class Poisson(_OnGrid):
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
         return poisson_counts(baseline_cubics(self.baseline), self.effects, batch, wanted)
+
+    def count_law(self, batch: Batch, edges: NDArray[np.float64]) -> CountLaw:
+        """Poisson numbers with the integrals of the rate as means."""
+        return poisson_law(baseline_cubics(self.baseline), self.effects, batch, edges)
 
     @torch.no_grad()
     def upper_bound(
@@ -333,6 +337,10 @@ class SplinePoisson(_OnGrid):
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
         return poisson_counts(baseline_cubics(self.baseline), self.effects, batch, wanted)
+
+    def count_law(self, batch: Batch, edges: NDArray[np.float64]) -> CountLaw:
+        """Poisson numbers with the integrals of the rate as means."""
+        return poisson_law(baseline_cubics(self.baseline), self.effects, batch, edges)
 
     @torch.no_grad()
     def upper_bound(

@@ -2,10 +2,13 @@
 data better.
 
 With "auto" terms are added one at a time, from coarse to fine, to a Poisson process. A term is kept
-if its gain on held-out time is larger than chance explains
-(`training.closed_forms.clearly_positive`). Held out are blocks of the training time in turn, and
-the development data. Terms are tried only if the training data cover at least two of their periods,
-and one number for every quarter of an hour or hour of the week only if there are events enough.
+if its gain on held-out time exceeds the standard error of that gain: rhythms are penalised, so that
+one without an effect costs little, and one that is left out costs what it explains. A trend, which
+continues at its last level, and the quarters of an hour, which are 96 numbers, are kept only if
+their gain is larger than chance explains (`training.closed_forms.clearly_positive`). Held out are
+blocks of the training time in turn, whole days where the log is long enough, and the development
+data. Terms are tried only if the training data cover at least two of their periods, and one number
+for every quarter of an hour or hour of the week only if there are events enough.
 `training.comparing` uses the same terms (:func:`tried_terms`), all of them but for a trend that
 gains nothing (:func:`drifts`).
 """
@@ -43,6 +46,7 @@ TRIED = {
     TREND: 28 * 86400.0,
 }
 FINE = ("weekhour", "quarterhour")
+SELDOM = (TREND, "quarterhour")  # that are kept only if their gain is larger than chance explains
 # events of each type, on average, per quarter of an hour or hour of the week, from which each has a
 # number
 PER_SLOT = 10
@@ -95,13 +99,20 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
         spec = effects_of(train, [*names, name])
         scores = held_out_scores(blocks, whole, spec, FOLDS, other)
         gain = scores - before
-        if clearly_positive(torch.from_numpy(gain)):
+        if _worthwhile(name, torch.from_numpy(gain)):
             names.append(name)
             before = scores
             said.append(f"{name} (+{float(np.sum(gain)) / events:.4f} nats per held-out event)")
     if not names:
         return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
+
+
+def _worthwhile(name: str, gain: torch.Tensor) -> bool:
+    """Whether a term with these gains on blocks of held-out time is kept."""
+    if name in SELDOM:
+        return clearly_positive(gain)
+    return float(gain.sum()) > standard_error(gain)
 
 
 def drifts(data: Dataset) -> bool:

@@ -4,6 +4,8 @@ r"""Which explanation of a log the data support: a ladder of models, each with o
     calendar          the rhythm of day, week and year; "time" for windows without dates that
                       repeat each other: the time since their start
     covariates        what is known beside the events
+    days              a level of its own for every day; for dates whose days differ by more than
+                      chance
     excitation        past events raise the rate: a Hawkes process with all of this in its baseline
     cross-excitation  how much depends on which type excites which; for data with several types
     dapp, deep-dapp   neural models, whose baselines have calendar and covariates too
@@ -20,6 +22,11 @@ The time budget is kept by measurement. Of a large data set a small part is comp
 says what an event costs on this machine at this moment, and so how many of them can be compared;
 further folds, tables and neural models are tried only if what was measured so far leaves time for
 them.
+
+Levels of days that nobody knows look like excitation to a model that has none: events of a busy day
+have many predecessors. Where such levels explain held-out days (a gamma factor of the rate of each
+day, of which the earlier events of the day tell), excitation has to explain more than they do, or
+to remain within days: in a Hawkes process with the levels of the days as a known factor.
 
 There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
@@ -61,12 +68,15 @@ from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
 from fourpoint.training.closed_forms import SOME_SEQUENCES
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
+    Days,
     Fold,
     Scores,
     between,
     folds_of,
     local_variation,
     one_type,
+    shape_of_days,
+    with_levels,
     z_score,
 )
 from fourpoint.training.outages import find_outages, say, without
@@ -81,12 +91,13 @@ ClosedForm = TypeVar("ClosedForm", Poisson, Frailty, Hawkes)
 Outages = Literal["auto", "none"]
 
 CONSTANT, CALENDAR, TIME, COVARIATES = "constant", "calendar", "time", "covariates"
-FRAILTY, EXCITATION, CROSS = "frailty", "excitation", "cross-excitation"
+FRAILTY, DAYS, EXCITATION, CROSS = "frailty", "days", "excitation", "cross-excitation"
 # Names that `models` takes, in the order of the ladder.
 LADDER = ("poisson", "calendar", "frailty", "hawkes", "dapp", "deep-dapp")
 NEURAL_SHARES = {"dapp": 0.4, "deep-dapp": 0.6}  # of the time that is left for neural models
 TIME_BUDGET = 60.0
 FEWEST = 20  # events below which nothing can be compared
+NORMAL = 1.96  # standard errors of a gain in half of its interval
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 REGULAR, CLEARLY = 0.8, 4.0  # local variation, and standard errors below 1, of regular events
@@ -131,6 +142,8 @@ class Comparison(Printed):
     ``units`` are the sequences or blocks of time that intervals are based on, ``held_out`` the
     events that were scored. ``harmful`` says that the calendar predicts worse than a constant rate:
     the steps after it do not have it, and the gain of the first of them is over the constant rate.
+    ``days`` is the standard deviation of the levels of days in units of what is expected, 0 where
+    days do not differ by more than chance.
     ``local_variation`` is that of the gaps (`training.held_out.local_variation`), and ``regular``
     says that it is clearly below the 1 of independent events.
     """
@@ -152,6 +165,7 @@ class Comparison(Printed):
     harmful: bool = False
     local_variation: float = 1.0
     regular: bool = False
+    days: float = 0.0
 
     def step(self, name: str) -> Step:
         """The step with this name."""
@@ -190,6 +204,7 @@ class Comparison(Printed):
             "branching": self.branching,
             "lag": self.lag,
             "evidence": self.evidence,
+            "days": self.days,
             "local_variation": self.local_variation,
             "regular": self.regular,
             "unit": self.unit,
@@ -490,6 +505,9 @@ class _Ladder:
         self.rungs: dict[str, _Rung] = {}
         self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
+        self.days: dict[int, Days] = {}  # of each fold, under the last model without excitation
+        self.day_level = 0.0  # standard deviation of the levels of days
+        self.within_days = False  # excitation remains where the levels of days are known
 
     # ------------------------------------------------------------------ the data
 
@@ -571,22 +589,26 @@ class _Ladder:
         self.done = k + 1
 
     def _closed_forms(self, k: int, fold: Fold) -> None:
-        constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
+        calm = constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
         best = fold.scores(constant)
         self._add(CONSTANT, "poisson", k, best.total)
         if self.rhythm is not None:
             name = CALENDAR if self.dated else TIME
             rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
             found = fold.scores(rhythm)
+            if k == 0 and TREND in self.terms and _worse(found, best):
+                self._leave_out_trend()
+                rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
+                found = fold.scores(rhythm)
             self._add(name, "poisson", k, found.total)
-            if k == 0 and float(found.total.sum()) < float(best.total.sum()):
+            if k == 0 and _worse(found, best):
                 # Bursts can look like a rhythm: one that predicts worse than none would hide
                 # excitation, and is left out of the later steps.
                 self.harmful = True
                 later = self._effects(covariates=True, calendar=False)
                 self.whole = None if later.empty else later
             if not self.harmful:
-                best = found
+                best, calm = found, rhythm
         elif self.dated:  # too short a log for any rhythm: the step exists, and gains nothing
             self._add(CALENDAR, "poisson", k, best.total)
         covariates = self.whole is not None and bool(self.whole.covariates)
@@ -594,6 +616,10 @@ class _Ladder:
             model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
             best = fold.scores(model)
             self._add(COVARIATES, "poisson", k, best.total)
+            calm = model
+        found_days = fold.by_day(calm)
+        if found_days is not None:
+            self.days[k] = found_days
         past = "hawkes" in self.names or self.dated
         # Rates that differ between sequences look like excitation, which is never judged without.
         if ("frailty" in self.names or past) and len(fold.test) >= SOME_SEQUENCES:
@@ -601,6 +627,13 @@ class _Ladder:
             self._add(FRAILTY, "frailty", k, fold.scores(differing).total)
         if past:
             self._excitation(k, fold, best)
+
+    def _leave_out_trend(self) -> None:
+        """A calendar without the trend: the last level of a peak or a lull is no forecast."""
+        self.terms.remove(TREND)
+        self.rhythm = self._effects(covariates=False)
+        whole = self._effects(covariates=True)
+        self.whole = None if whole.empty else whole
 
     def _excitation(self, k: int, fold: Fold, best: Scores) -> None:
         """A Hawkes process; of several types it has those of its baseline, independently of what
@@ -738,7 +771,68 @@ class _Ladder:
         both = np.isfinite(differences)
         return paired_gain(differences[both], events[both], self.seed)
 
+    def _levels_of_days(self) -> None:
+        """Add the step of the levels of days, if they explain held-out days; the shape of their law
+        is that of the days of other folds.
+        """
+        names = list(self.rungs)
+        if EXCITATION not in names or FRAILTY in names:
+            return  # expected events of days are those without factors of sequences
+        if len(self.days) < self.done or not self.days:
+            return
+        before = self.rungs[names[names.index(EXCITATION) - 1]]
+        if before.name == CALENDAR and self.harmful:
+            before = self.rungs[CONSTANT]
+        step = _Rung(DAYS, "frailty")
+        for k, own in self.days.items():
+            shape = shape_of_days([days for j, days in self.days.items() if j != k] or [own])
+            units = len(before.scores[k])
+            step.scores[k] = before.scores[k] + np.bincount(own.unit, own.gains(shape), units)
+        gain = self._gain(step, before)
+        # A few odd days, such as holidays, explain much without a narrow interval.
+        if gain.mean <= max(MATTERS, (gain.mean - gain.low) / NORMAL):
+            return
+        shape = shape_of_days(list(self.days.values()))
+        self.day_level = 1 / math.sqrt(shape)
+        later = {name: self.rungs.pop(name) for name in names[names.index(EXCITATION) :]}
+        self.rungs |= {DAYS: step} | later
+        self._excitation_within_days(shape)
+
+    def _excitation_within_days(self, shape: float) -> None:
+        """Whether excitation remains where the expected level of every day is a known factor, and
+        how much of it.
+        """
+        if self.done < len(self.folds):
+            return
+        levels = [
+            (own.days, (shape + days.observed) / (shape + days.expected))
+            for own, days in ((self.folds[k], self.days[k]) for k in sorted(self.days))
+        ]
+        self.clock.doing = "excitation within days"
+        gained, events, evidence, found = [], [], [], []
+        slowest = 0.0
+        for fold in folds_of(with_levels(one_type(self.shown), levels), self.seed):
+            before = self.clock.elapsed
+            if found and before + MARGIN * slowest > self.clock.budget:
+                break
+            poisson = self._fitted(Poisson(), self.whole, fold.train)
+            hawkes = self._fitted(Hawkes(), self.whole, fold.train)
+            excited, simple = fold.scores(hawkes), fold.scores(poisson)
+            gained.append(excited.total - simple.total)
+            events.append(fold.events)
+            evidence.append(excited.first_order(simple))
+            estimates = hawkes.estimates
+            found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
+            slowest = max(slowest, self.clock.elapsed - before)
+        gain = paired_gain(np.concatenate(gained), np.concatenate(events), self.seed)
+        branching = float(np.median([ratio for ratio, _ in found]))
+        strong = z_score(np.concatenate(evidence)) > EVIDENCE and branching > TRIGGERED
+        if strong or (gain.clear and gain.mean > MATTERS):
+            self.within_days = True
+            self.found = found
+
     def _concluded(self) -> Comparison:
+        self._levels_of_days()
         rungs = list(self.rungs.values())
         events = np.concatenate([fold.events for fold in self.folds[: self.done]])
         held_out = float(events.sum())
@@ -776,6 +870,7 @@ class _Ladder:
             self.harmful,
             variation,
             variation < REGULAR and variation < 1 - CLEARLY * error,
+            self.day_level,
         )
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
@@ -793,6 +888,8 @@ class _Ladder:
         """The simplest step that no later one clearly beats by enough to matter."""
         best = rungs[0]
         for rung in rungs[1:]:
+            if rung.name == DAYS:
+                continue  # a Hawkes process is the model that follows them
             gain = self._gain(rung, best)
             if gain.clear and gain.mean > RECOMMENDED:
                 best = rung
@@ -803,8 +900,10 @@ class _Ladder:
         names = list(self.rungs)
         if EXCITATION not in names:
             return False
-        # Rates that differ between sequences have the same first-order effect as excitation.
-        if evidence > EVIDENCE and branching > TRIGGERED and FRAILTY not in names:
+        if self.within_days:
+            return True
+        # Levels of sequences and of days have the same first-order effect as excitation.
+        if evidence > EVIDENCE and branching > TRIGGERED and not {FRAILTY, DAYS} & set(names):
             return True
         simpler = names[: names.index(EXCITATION)]
         compared = simpler if self.harmful else simpler[-1:]
@@ -815,6 +914,10 @@ class _Ladder:
             if all(gain.clear and gain.mean > MATTERS for gain in gains):
                 return True
         return False
+
+
+def _worse(one: Scores, other: Scores) -> bool:
+    return float(one.total.sum()) < float(other.total.sum())
 
 
 def _size(spec: EffectsSpec) -> int:

@@ -15,6 +15,7 @@ WHAT = {
     "time": "The time since the start of the window",
     "covariates": "Covariates",
     "frailty": "A separate rate for every sequence",
+    "days": "A separate level for every day",
     "cross-excitation": "Excitation that depends on the types",
     "dapp": "A neural model (DAPP)",
     "deep-dapp": "A deep neural model (Deep DAPP)",
@@ -51,6 +52,11 @@ def _of_step(found: Comparison, step: Step) -> str:
     if step.name == "excitation":
         if step.gain_low > 0:
             return f"Past events explain {amount}{_beyond(found)}."
+        if found.clustering_beyond_calendar and found.days:
+            return (
+                f"Past events alone do not explain more than chance{_beyond(found)}, {amount}, but "
+                "within days the rate depends on them more than by chance."
+            )
         if found.clustering_beyond_calendar:
             return (
                 f"Past events improve predictions only a little{_beyond(found)}, {amount}, but the "
@@ -60,6 +66,12 @@ def _of_step(found: Comparison, step: Step) -> str:
     what = WHAT[step.name]
     adds, does = ("add", "do") if step.name == "covariates" else ("adds", "does")
     performs = "perform" if step.name == "covariates" else "performs"
+    if step.name == "days":
+        adds = "adds" if step.gain_low > 0 else "may add"
+        return (
+            f"{what} {adds} {amount}: beyond chance, the levels of days have a standard deviation "
+            f"of about {100 * found.days:.0f}%."
+        )
     if step.gain_low > 0:
         return f"{what} {adds} {amount}."
     if step.gain_high < 0:
@@ -75,6 +87,7 @@ def _beyond(found: Comparison) -> str:
         "time": "the time of the window",
         "covariates": "covariates",
         "frailty": "differences between sequences",
+        "days": "levels of days",
     }
     known = [words[name] for name in before]
     listed = ", ".join(known[:-1]) + " and " if len(known) > 1 else ""
@@ -89,6 +102,13 @@ def _verdict(found: Comparison) -> str:
     rhythm = "the calendar" if has_rhythm else "chance"
     if "frailty" in names and found.step("frailty").gain_low > 0:
         rhythm += " and the differences between sequences"
+    if found.days:
+        rhythm += " and the levels of days"
+    if not found.clustering_beyond_calendar and found.days:
+        return (
+            f"There is no clustering beyond {rhythm}: some days are busier than others, without "
+            "evidence that events lead to further ones."
+        )
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
@@ -124,6 +144,8 @@ def _how(found: Comparison) -> str:
     if step.name == "frailty":
         return " (a Poisson process with a random factor of the rate of every sequence)"
     if step.name in ("excitation", "cross-excitation"):
+        if found.days and not found.clustering_beyond_calendar:
+            return " (a Hawkes process, which follows the level of a day by its events so far)"
         return " (a Hawkes process)"
     return ""
 

@@ -81,6 +81,8 @@ CLOSING_SHARE, CLOSING_SECONDS = 0.08, 8.0  # of a time budget, for what follows
 CLOSED_FORM_SHARE = 0.8  # of a time budget, for a model that is fitted in closed form
 BAR_STEPS = 100  # of the progress of such a fit
 REFIT_SHARE = 0.2  # of a time budget, at most, for fitting a closed form again to all of the data
+# Of a time budget, by which such a fit may exceed it: without it the end of the log is left out.
+REFIT_OVERRUN = 0.1
 RECIPE: dict[str, Any] = dict(
     steps=3000,
     batch_size=None,
@@ -514,6 +516,7 @@ def _train(
     bar.expect(recipe.steps, until)
     if time_budget is not None:
         run.time_left = lambda seconds: time.monotonic() - began + seconds < time_budget
+        run.refit_allowance = REFIT_OVERRUN * time_budget
 
     def time_now() -> float:
         """The time; that of the first process, where a budget makes decisions depend on it."""
@@ -528,7 +531,7 @@ def _train(
     while step < recipe.steps:
         passed = (now - began - ready) / (until - ready) if ready < until else 1.0
         share = max(step / recipe.steps, passed)
-        if (share >= 1 and step > first) or run.stale() >= recipe.patience:
+        if (share >= 1 and (step > first or guesses)) or run.stale() >= recipe.patience:
             run.fit.stopped = "time budget" if share >= 1 else "no better validation"
             break
         warmed = min(1.0, (step + 1) / warmup)

@@ -6,7 +6,9 @@ the data are held out once. A part of a log keeps the events before it as its hi
 does what comes after it in the training data. Data with a split column of their own have one fold.
 
 Scores are added up over units that can be taken as independent: sequences, or blocks of time of a
-log. The interval of a paired difference is from a bootstrap over units.
+log, which are whole local days where the log has dates and is long enough: the levels of days often
+differ by more than chance, and parts of one day are then not independent. The interval of a paired
+difference is from a bootstrap over units.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fourpoint.events import Dataset, MarkSpace, Sequence
+from fourpoint.events import Context, Dataset, MarkSpace, Sequence
+from fourpoint.events.context import Steps
 from fourpoint.inference.likelihood import gap_log_likelihoods
 from fourpoint.models.base import PointProcess
 
@@ -29,6 +32,7 @@ UNITS = 100  # blocks of time of all folds together
 REMEMBERED = 4096  # events of a history period
 TOLERANCE = 1e-5  # nats per event, of integrals
 AT_ONCE = 128  # sequences that are scored together
+LEAST_DAYS = 20  # local days of every log from which on blocks of time are whole days
 MOST_RATIO = 3.0  # the logarithm of the largest ratio of two rates that counts in full
 
 
@@ -60,15 +64,49 @@ class Scores:
 
 
 @dataclass(frozen=True)
+class Days:
+    """Of D days: the events that a model without memory expects, those observed, and the unit."""
+
+    expected: Floats  # (D,)
+    observed: NDArray[np.int64]  # (D,)
+    unit: NDArray[np.int64]  # (D,)
+
+    def gains(self, shape: float) -> Floats:
+        r"""The logarithm of the likelihood ratio of every day, for a gamma factor of its rate with
+        mean 1 and this shape, of which the earlier events of the day tell:
+
+            log Gamma(a + N) - log Gamma(a) + a log a - (a + N) log(a + Lambda) + Lambda.
+        """
+        from scipy.special import gammaln
+
+        a, N, mass = shape, self.observed, self.expected
+        gamma = gammaln(a + N) - gammaln(a) - N * np.log(a)
+        return np.asarray(gamma - (a + N) * np.log1p(mass / a) + mass)
+
+
+def shape_of_days(parts: list[Days]) -> float:
+    """The shape of the gamma factor under which the days of ``parts`` are the most likely."""
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_shape: float) -> float:
+        return -sum(float(part.gains(float(np.exp(log_shape))).sum()) for part in parts)
+
+    return float(np.exp(minimize_scalar(loss, bounds=(-3.0, 12.0), method="bounded").x))
+
+
+@dataclass(frozen=True)
 class Fold:
     """A part to score, and the data to fit to. ``edges`` are the blocks of time of each sequence of
     the part, or None where its sequences are the units; ``events`` are those scored in each unit.
+    ``days`` are the ends of the local days of each sequence of the part, of which the blocks
+    consist, or None where they do not.
     """
 
     train: Dataset
     test: Dataset
     edges: Floats | None  # (S, U + 1)
     events: Floats
+    days: tuple[Floats, ...] | None = None
 
     def scores(self, model: PointProcess) -> Scores:
         """The scores of a model, by unit."""
@@ -92,6 +130,25 @@ class Fold:
                 units[row] = row * count + unit[scored[i]]
         return Scores(total.ravel(), integral.ravel(), np.concatenate(logs), np.concatenate(units))
 
+    def by_day(self, model: PointProcess) -> Days | None:
+        """Expected and observed events of the days of the part under a model whose counts have a
+        law; None where the part does not consist of days.
+        """
+        if self.days is None or self.edges is None:
+            return None
+        expected, observed, units = [], [], []
+        for row, (sequence, edges) in enumerate(zip(self.test, self.days, strict=True)):
+            law = model.count_law(sequence.batch(), edges[None])
+            if law is None:
+                return None
+            expected.append(law.mean[0].sum(1))
+            times = sequence.times[sequence.times >= edges[0]]
+            observed.append(np.bincount(block_of(edges, times), minlength=len(edges) - 1))
+            middle = (edges[1:] + edges[:-1]) / 2
+            units.append(row * self._units_per_sequence + block_of(self.edges[row], middle))
+        parts = (np.concatenate(part) for part in (expected, observed, units))
+        return Days(*parts)
+
     def beginning(self, most: int) -> tuple[Fold, NDArray[np.bool_]]:
         """The fold with the first units of its part, about ``most`` events in all, and which units
         they are.
@@ -114,6 +171,7 @@ class Fold:
             test=between(self.test, low, high),
             edges=self.edges[:, : last + 1],
             events=table[:, :last].ravel(),
+            days=None,
         )
         kept = np.broadcast_to(np.arange(count) < last, table.shape).ravel()
         return part, kept
@@ -164,21 +222,56 @@ def _cut(data: Dataset) -> Iterator[Fold]:
     begin = data.starts
     if data.context is not None and data.context.scored_from is not None:
         begin = np.maximum(begin, data.context.scored_from)
-    width = (data.stops - begin) / FOLDS
+    days = days_of(data, begin)
     for k in reversed(range(FOLDS)):
-        low = begin + k * width
-        high = data.stops if k == FOLDS - 1 else begin + (k + 1) * width
+        own = None
+        if days is None:
+            width = (data.stops - begin) / FOLDS
+            low = begin + k * width
+            high = data.stops if k == FOLDS - 1 else begin + (k + 1) * width
+            shares = np.linspace(0.0, 1.0, blocks + 1)
+            edges = low[:, None] + (high - low)[:, None] * shares
+        else:
+            own = tuple(_share(ends, FOLDS, k) for ends in days)
+            low, high = (np.array([ends[side] for ends in own]) for side in (0, -1))
+            count = min(blocks, *(len(ends) - 1 for ends in own))
+            edges = np.stack([ends[_cuts(len(ends) - 1, count)] for ends in own])
         test = between(data, low, high)
         parts = [between(data, begin, low)] if k > 0 else []
         if k < FOLDS - 1:
             parts.append(between(data, high, data.stops))
-        shares = np.linspace(0.0, 1.0, blocks + 1)
-        edges = low[:, None] + (high - low)[:, None] * shares
-        events = np.zeros((len(data), blocks))
+        events = np.zeros((len(data), edges.shape[1] - 1))
         for row, sequence in enumerate(test):
             times = sequence.times[sequence.times >= low[row]]
             np.add.at(events[row], block_of(edges[row], times), 1.0)
-        yield Fold(_joined(parts, data), test, edges, events.ravel())
+        yield Fold(_joined(parts, data), test, edges, events.ravel(), own)
+
+
+def days_of(data: Dataset, begin: Floats) -> tuple[Floats, ...] | None:
+    """The ends of the local days of every sequence from ``begin`` on; None without dates, or where
+    a sequence has fewer than LEAST_DAYS.
+    """
+    found = []
+    for row in range(len(data)):
+        dates = data.dates(row)
+        if dates is None:
+            return None
+        ends = dates.clock_edges(float(begin[row]), float(data.stops[row]), "1d")
+        if ends is None or len(ends) <= LEAST_DAYS:
+            return None
+        found.append(ends)
+    return tuple(found)
+
+
+def _share(ends: Floats, parts: int, k: int) -> Floats:
+    """The ends of the days in part ``k`` of so many."""
+    cuts = _cuts(len(ends) - 1, parts)
+    return ends[cuts[k] : cuts[k + 1] + 1]
+
+
+def _cuts(count: int, parts: int) -> NDArray[np.int64]:
+    """Where ``count`` things are cut into parts of about equal size."""
+    return np.round(np.linspace(0, count, parts + 1)).astype(np.int64)
 
 
 def between(data: Dataset, low: Floats, high: Floats) -> Dataset:
@@ -248,6 +341,35 @@ def local_variation(data: Dataset) -> tuple[float, float]:
         return 1.0, np.inf
     share = (a[some] - b[some]) / (a[some] + b[some])  # uniform on (-1, 1) if a and b are alike
     return float(3 * np.mean(share**2)), float(np.sqrt(0.8 / some.sum()))
+
+
+def with_levels(data: Dataset, levels: list[tuple[tuple[Floats, ...] | None, Floats]]) -> Dataset:
+    """The data with an exposure of its days: ``levels`` are the ends of days of every sequence in
+    parts of the data, in any order, and the level of each day of a part, row after row.
+    """
+    known = data.context
+    parts = []
+    for row in range(len(data)):
+        times, values = [], []
+        for ends, level in levels:
+            assert ends is not None
+            first = sum(len(own) - 1 for own in ends[:row])
+            times.append(ends[row][:-1])
+            values.append(level[first : first + len(ends[row]) - 1])
+        begins, value = np.concatenate(times), np.concatenate(values)
+        order = np.argsort(begins)
+        begins, value = begins[order], value[order]
+        every = begins
+        exposure = np.ones(len(begins))
+        if known is not None and known.exposure is not None:
+            own = known.exposure.row(row)
+            every = np.union1d(begins, known.exposure.times[own])
+            exposure = known.exposure.at(row, every)[:, 0]
+        place = np.maximum(np.searchsorted(begins, every, side="right") - 1, 0)
+        joint = (exposure * value[place])[:, None]
+        parts.append(Steps(("exposure",), every, joint, np.array([0, len(every)])))
+    context = Context() if known is None else known
+    return replace(data, context=replace(context, exposure=Steps.join(parts)))
 
 
 def one_type(data: Dataset) -> Dataset:

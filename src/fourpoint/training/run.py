@@ -76,6 +76,7 @@ COLUMNS = (
     "events_per_second",
     "learning_rate",
 )
+NEGLIGIBLE = 1e-4  # nats per event, which are none even if every block of time has them
 MATTERS = 0.002  # nats per event, up to which two models are as good
 REFIT_MARGIN = 1.5  # times the first fit of a closed form that fitting it again may take
 IN_USE = "Wait until that fit has ended, or choose another folder."
@@ -184,6 +185,8 @@ class Run:
         self.stamped_ahead = False  # whether these are dates of whole days
         # whether so many seconds of a time budget are left for what follows the last step
         self.time_left: Callable[[float], bool] = lambda seconds: True
+        # seconds that a closed form may take to be fitted again although no time is left
+        self.refit_allowance = 0.0
         self._scored: Dataset | None = None  # the development data as models are scored on it
 
     @property
@@ -373,8 +376,9 @@ class Run:
             return "better on dev than the trained model"
         untrained = self.refit is not None and bool(self.guess) and self.fit.best_step == 0
         gain = own - others[0].scores
-        little = float(gain.sum()) <= MATTERS * max(1, self.dev.scored_events)
-        if untrained and little and not clearly_positive(gain):
+        total, events = float(gain.sum()), max(1, self.dev.scored_events)
+        no_better = total <= MATTERS * events and not clearly_positive(gain)
+        if untrained and (no_better or total <= NEGLIGIBLE * events):
             return "as good on dev as the initial fit"
         return ""
 
@@ -442,7 +446,7 @@ class Run:
         one.model.trained_on = self.model.trained_on
         note = f"the closed-form model {one.name} is {why}, and is returned instead"
         if self.refit is not None:
-            if self.time_left(one.seconds):
+            if self.time_left(one.seconds) or one.seconds <= self.refit_allowance:
                 one = self.refit(one)
                 note += ", fitted again to all of the data"
             else:
