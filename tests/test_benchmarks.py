@@ -224,6 +224,7 @@ def test_every_benchmark_is_planned_and_has_a_section(bench: Any, root: Path) ->
         "bands",
         "influence",
         "interval_coverage",
+        "simulated_logs",
         "seismic",
         "etas",
         "brokers",
