@@ -646,3 +646,24 @@ def test_effects_of_past_events_equal_encoding_without_each() -> None:
     assert torch.equal(rates[0, 0, 1], rates[0, 0, 4]) and not torch.equal(
         rates[0, 0, 0], rates[0, 0, 1]
     )
+
+
+def test_intervals_with_many_types_hold_the_truth() -> None:
+    """Of 12 types, most of whose ratios are 0."""
+    rng = np.random.default_rng(5)
+    types = 12
+    truth = np.diag(np.full(types, 0.15))
+    truth[rng.permutation(types)[:5], rng.permutation(types)[:5]] = 0.5
+    made = Hawkes(types, baseline=0.01, branching=np.maximum(truth, 1e-12).tolist(), decay=0.25)
+    data = sample(made, 0.0, 20_000.0, 1, seed=3)
+    model = Hawkes(data.marks)
+    model.maximum_likelihood(data)
+    found = model.intervals()
+    low, high = np.moveaxis(found["branching"], -1, 0)
+    estimate = model.estimates["branching"]
+    inner = truth > 0.4
+    assert (low[inner] < 0.95 * estimate[inner]).all()
+    assert (high[inner] > 1.05 * estimate[inner]).all()
+    held = (low <= truth) & (truth <= high)
+    assert held[truth > 0].mean() > 0.85 and held[truth == 0].mean() > 0.9
+    assert found["decay"][..., 0].item() < 0.25 < found["decay"][..., 1].item()

@@ -196,8 +196,9 @@ class Hawkes(PointProcess[HawkesHistory]):
 
         An interval holds the values whose profile likelihood ratio is at most the ``level``
         quantile of chi-squared, from the observed information with skewness (`ops.profiles`).
-        Branching ratios near 0 have 0 as lower limit; those of other types are taken as if they
-        could be negative, since intervals given that an estimate is exactly 0 are too short. NaN
+        Branching ratios near 0 have 0 as lower limit; the curvature is that of a process whose
+        ratios could be negative, since intervals given that an estimate is exactly 0 are too
+        short. NaN
         where the data do not determine a parameter: types that never happen, decays of a process
         without excitation. Raises :class:`UserError` for a process that was not fitted or has too
         many types for standard errors, and for a level that is not between 0 and 1.

@@ -424,8 +424,8 @@ def _profiles(
     free: ndarray,
     order: ndarray,
 ) -> dict[str, Profile]:
-    """Shapes of the profiles of branching ratios and decays, without their skewness: at the maximum
-    if branching ratios could be negative, to first order.
+    """Shapes of the profiles of branching ratios and decays, without their skewness: at the
+    estimates, or for ratios of 0 where they would be if they could be negative, to first order.
     """
     size = len(gradient)
     inverse = np.linalg.pinv(information[np.ix_(free, free)], hermitian=True)
@@ -437,8 +437,9 @@ def _profiles(
         curvature[free] = np.where(variance > 0, 1 / variance, np.nan)
     centre = at.like(at.flat() + moved)
     shape = at.like(curvature)
-    edge = np.minimum(centre.alpha, 0.0)
-    parts = (centre.alpha - edge, edge * shape.alpha, shape.alpha, np.zeros_like(edge))
+    alpha = np.where(at.alpha > 0, at.alpha, centre.alpha)
+    edge = np.minimum(alpha, 0.0)
+    parts = (alpha - edge, edge * shape.alpha, shape.alpha, np.zeros_like(edge))
     flat = np.zeros(len(at.u))
     turns = (np.exp(at.u), flat, shape.u, flat)
     branching = Profile(*(x[order] for x in parts))

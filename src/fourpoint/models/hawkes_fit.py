@@ -117,6 +117,10 @@ def _profiles(
 ) -> dict[str, Profile]:
     """The shapes of all profile log-likelihoods, in the user's unit, by rising decay; those of
     decays in their logarithms.
+
+    Branching ratios above 0 and decays have their profiles at the estimate. Where the maximum would
+    be if ratios at 0 could be negative, to first order, is far from it with many types, most of
+    whose ratios are 0.
     """
     M, W = best.theta.shape
     J = len(best.u)
@@ -129,14 +133,16 @@ def _profiles(
         third = third_derivatives(line, best.theta, best.u, along)
     scale = np.ones(W)
     scale[0] = unit
-    centre = ways.theta / scale
+    centre = np.where(best.theta > 0, best.theta, ways.theta)
+    centre[:, 0] = ways.theta[:, 0]
+    centre /= scale
     edge = np.minimum(centre, 0.0)
     curvature = ways.curvature * scale**2
     parts = (centre - edge, edge * curvature, curvature, third[:, :W] * scale**3)
     baseline = Profile(*(x[:, 0] for x in parts))
     branching = Profile(*(_branching(x)[order] for x in parts))
     of_decay = np.nansum(third[:, W:], axis=0)
-    turns = (np.exp(ways.u) / unit, np.zeros(J), ways.joint_curvature, of_decay)
+    turns = (np.exp(best.u) / unit, np.zeros(J), ways.joint_curvature, of_decay)
     decay = Profile(*(x[order] for x in turns), logarithmic=True)
     return {"baseline": baseline, "branching": branching, "decay": decay}
 
