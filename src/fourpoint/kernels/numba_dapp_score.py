@@ -344,8 +344,8 @@ def sweep(first, step, data, modes, expansion, baseline, link, care, rule, found
     M, _, J = modes.read.shape
     together = max(1, min(GAPS, SERIES // M))
     N = 0
-    for l in range(len(expansion.width)):
-        N = max(N, expansion.first[l + 1] - expansion.first[l])
+    for level in range(len(expansion.width)):
+        N = max(N, expansion.first[level + 1] - expansion.first[level])
     states = np.empty((2, J))
     turn = np.empty((2, J))
     folded = np.empty((together * M, 2, J))
@@ -616,31 +616,43 @@ def expand(count, chosen, level, expansion, folded, terms):
     """The coefficients of the first ``count`` series that are ``chosen``, into ``terms``."""
     first = expansion.first[level]
     rows = expansion.first[level + 1] - first
+    fastest = expansion.fastest[level]
     for c in range(0, count, TILE):
         r0 = chosen[c]
         r1 = chosen[min(c + 1, count - 1)]
         r2 = chosen[min(c + 2, count - 1)]
         r3 = chosen[min(c + 3, count - 1)]
         for n in range(0, rows, TILE):
-            tile(first + n, n, r0, r1, r2, r3, level, expansion, folded, terms)
+            stop = expansion.stop[first + n]
+            tile(first + n, n, r0, r1, r2, r3, fastest, stop, expansion.table, folded, terms)
 
 
 @no_type_check
-def tile(row, n, r0, r1, r2, r3, level, expansion, folded, terms):
-    """Coefficients n to n + 3 of four series, in one pass over the modes."""
+def tile(first, n, r0, r1, r2, r3, fastest, stop, table, folded, terms):
+    """Coefficients n to n + 3 of four series, in one pass over the modes.
+
+    Rows and modes have unsigned numbers. A signed one may be negative and count from the end, which
+    the compiler would have to allow for: the loop would take one mode at a time.
+    """
+    r0, r1, r2, r3 = np.uint64(r0), np.uint64(r1), np.uint64(r2), np.uint64(r3)
+    row0 = np.uint64(first)
+    row1 = np.uint64(first + 1)
+    row2 = np.uint64(first + 2)
+    row3 = np.uint64(first + 3)
     a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = 0.0
     c0 = c1 = c2 = c3 = d0 = d1 = d2 = d3 = 0.0
-    table = expansion.table
-    for k in range(2):
-        for j in range(expansion.fastest[level], expansion.stop[row]):
+    for part in range(2):
+        k = np.uint64(part)
+        for mode in range(fastest, stop):
+            j = np.uint64(mode)
             w = folded[r0, k, j]
             x = folded[r1, k, j]
             y = folded[r2, k, j]
             v = folded[r3, k, j]
-            t0 = table[row, k, j]
-            t1 = table[row + 1, k, j]
-            t2 = table[row + 2, k, j]
-            t3 = table[row + 3, k, j]
+            t0 = table[row0, k, j]
+            t1 = table[row1, k, j]
+            t2 = table[row2, k, j]
+            t3 = table[row3, k, j]
             a0 += t0 * w
             a1 += t0 * x
             a2 += t0 * y
