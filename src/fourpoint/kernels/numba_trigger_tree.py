@@ -30,7 +30,8 @@ from fourpoint.kernels.compiling import machine_code, threads
 from fourpoint.kernels.numba_triggering import CHUNKS, SCALARS, pool
 
 BLOCK = 32  # events of the smallest blocks
-LEAF = 8  # events of a group that is not divided
+LONG = 8.0  # times its duration: extent of a block in time that equals the whole region in space
+LEAF = 4  # events of a group that is not divided
 NEGLIGIBLE = 30.0  # largest rate of a group that is not opened, in units of the tolerance
 LEAST_GAMMA = 1e-6  # below, the width of a group of events is that of its mean magnitude
 DEEPEST = 200  # groups waiting to be looked at
@@ -275,20 +276,23 @@ def _tree(loops: Loops, times: NDArray[np.float64], places: NDArray[np.float64])
         at += count
         begin += events
     radius = np.zeros((size, 2))
-    total = loops.build(times, places, order, first, last, left, right, radius, at)
+    total = loops.build(
+        times, places, order, first, last, left, right, radius, np.zeros(size), LONG, at
+    )
     first, last, left, right = (one[:total] for one in integers)
     return Tree(order, first, last, left, right, roots, radius[:total])
 
 
 @no_type_check  # numba has its own types
-def build_tree(times, places, order, first, last, left, right, radius, count):
-    """Divide the ``count`` blocks at the median of the axis of the largest extent, relative to the
-    whole; the number of groups.
+def build_tree(times, places, order, first, last, left, right, radius, span, long, count):
+    """Divide the ``count`` blocks at the median of the axis of the largest extent: in space
+    relative to the whole, in time to ``long`` times the ``span`` of the block, since queries see a
+    block when about as much time has passed. The number of groups.
     """
     n = len(times)
+    blocks = count
     whole = np.ones(3)
     if n:
-        whole[0] = max(times.max() - times.min(), 1e-300)
         whole[1] = max(places[:, 0].max() - places[:, 0].min(), 1e-300)
         whole[2] = max(places[:, 1].max() - places[:, 1].min(), 1e-300)
         spread = max(whole[1], whole[2])
@@ -310,7 +314,10 @@ def build_tree(times, places, order, first, last, left, right, radius, count):
         if b > a:
             radius[k, 0] = 0.5 * (high[0] - low[0])
             radius[k, 1] = 0.5 * np.hypot(high[1] - low[1], high[2] - low[2])
+        if k < blocks:
+            span[k] = max(high[0] - low[0], 1e-300)
         if b - a > LEAF:
+            whole[0] = long * span[k]
             extent = (high - low) / whole
             axis = np.argmax(extent)
             if extent[axis] > 0.0:
@@ -324,6 +331,8 @@ def build_tree(times, places, order, first, last, left, right, radius, count):
                 half = (a + b) // 2
                 left[k] = count
                 right[k] = count + 1
+                span[count] = span[k]
+                span[count + 1] = span[k]
                 first[count] = a
                 last[count] = half
                 first[count + 1] = half

@@ -18,8 +18,8 @@ A background of kernels is found in turn with the parameters, as in stochastic d
 weight of event i is the probability mu(x_i) / lambda(t_i, x_i) that it is background, given the
 parameters. The density of kernels at a training event leaves out the event itself; otherwise the
 likelihood would grow without bound as bandwidths shrink. The rank of the neighbour whose distance
-is the bandwidth is chosen by that leave-one-out likelihood. These rounds look at :data:`MOST`
-scored events at most; the last fit of the parameters looks at all of them.
+is the bandwidth is chosen by that leave-one-out likelihood. These rounds, and a first search
+without them, look at :data:`MOST` scored events at most; the last search looks at all of them.
 
 Axes: N events, J scored events, S sources, P parameters.
 """
@@ -93,6 +93,12 @@ def maximise(model: ETAS, data: Dataset) -> list[str]:
         with fit_limits.current().part(0.0, last, 0.6):
             notes += _background_in_turn(model, logs, data)
         bounds = bounds_of(model, data)
+    elif data.scored_events > 2 * MOST:
+        for log in logs:
+            log.look_at(max(1, MOST // len(logs)), ROUGH)
+        last = 0.3
+        with fit_limits.current().part(0.0, last):
+            climb(model, logs, bounds, LAST_STEPS, CONVERGED * 100)
     for log in logs:
         log.look_at(len(log.scored), TOLERANCE)
     with fit_limits.current().part(last, 1.0):

@@ -26,7 +26,7 @@ from fourpoint import kernels
 from fourpoint.kernels.autograd import Context
 
 SCALARS = 6  # c, p, omega, l, gamma, q
-TOLERANCE = 5e-6  # of the fourth-order term of a group of events, as a share of the rate
+TOLERANCE = 2e-6  # of the fourth-order term of a group of events, as a share of the rate
 QUERIES = 16_384  # whose groups are held at once by :func:`grouped_sums`
 PAIRS = 2**22  # compared at once by the plain function
 
