@@ -26,7 +26,7 @@ from fourpoint.events.draws import RowGenerator, uniform_rows
 from fourpoint.models import DAPP
 from fourpoint.training import exchange
 from fourpoint.training.sources import Selected
-from fourpoint.training.team import Team, agreed_prefix, unit_of
+from fourpoint.training.team import Team, agreed_prefix, launch, unit_of
 
 FIT = (
     "--set steps=120 --set validate_every=20 --set batch_size=16 --set baselines=false "
@@ -199,6 +199,17 @@ def _workers(parent: int) -> list[int]:
         if int(status.rsplit(")", 1)[1].split()[1]) == parent and b"RANK=1" in variables:
             found.append(int(place.name))
     return found
+
+
+def test_a_signal_ends_a_group_without_a_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.launcher import api
+
+    def told(*_: object) -> None:
+        raise SignalException("told to end", signal.SIGTERM)
+
+    monkeypatch.setattr(api, "elastic_launch", lambda *_: told)
+    assert launch(2, ["fit"]) == 128 + signal.SIGTERM
 
 
 def test_errors_of_the_user_end_all_processes_once(data: Path, tmp_path: Path) -> None:

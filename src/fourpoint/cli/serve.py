@@ -95,6 +95,9 @@ def run_refit(
             f"{folder}; both scored on the rest"
         )
     print_all(numbers, blocks, json)
+    if output.resolve() == folder.resolve():
+        print_notice("next: POST /v1/model/reload makes a running service follow it")
+        return
     print_notice(
         f"next: try it beside the live one with fourpoint serve {folder} --shadow {output}, or "
         f"refit with -o {folder} and POST /v1/model/reload"

@@ -269,10 +269,11 @@ def _wait_until(done: Callable[[], bool], until: float, size: int) -> None:
 
 def launch(processes: int, arguments: list[str]) -> int:
     """Run ``fourpoint`` with these arguments in so many processes on this machine, and start the
-    group again where one of them dies. Returns the exit code.
+    group again where one of them dies. Returns the exit code; after a signal 128 and its number.
 
     Raises :class:`UserError` where they died more than RESTARTS times.
     """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -301,6 +302,8 @@ def launch(processes: int, arguments: list[str]) -> int:
                 f"one that ended with exit code {failure.exitcode}, after {RESTARTS} new starts",
                 "Look at its message above; fit --resume goes on from the last validation.",
             ) from error
+        except SignalException as error:
+            return 128 + int(error.sigval)
         finally:
             os.environ.pop(OUTCOME)
         return int(outcome.read_text()) if outcome.is_file() else 0
