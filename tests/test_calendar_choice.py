@@ -14,7 +14,12 @@ import fourpoint as fp
 from fourpoint.events import Context, Dataset, MarkSpace, Sequence
 from fourpoint.events.dequantise import dequantised, dequantised_batch
 from fourpoint.models.effects import EffectsSpec, effects_of
-from fourpoint.training.calendar import choose_effects, timestamp_step, tried_terms
+from fourpoint.training.calendar import (
+    begun_or_ended,
+    choose_effects,
+    timestamp_step,
+    tried_terms,
+)
 from fourpoint.training.outages import find_outages, without
 
 ORIGIN = datetime(2025, 1, 6, tzinfo=UTC).timestamp()  # a Monday
@@ -58,6 +63,25 @@ def test_days_with_levels_of_their_own_are_no_weekdays() -> None:
     sequence = Sequence(times, start=0.0, stop=384.0, context=context)
     data = Dataset.from_sequences([sequence], unit="hours")
     assert choose_effects(data, data.select([]), "auto").spec.calendar == ()
+
+
+def test_types_that_begin_or_end_within_a_log_are_told() -> None:
+    """A mean over the whole window is no forecast of a type that has ended."""
+    random = np.random.default_rng(0)
+    ends = {"always": (0.0, 960.0), "new": (500.0, 960.0), "old": (0.0, 400.0)}
+    times = [random.uniform(a, b, 300) for a, b in ends.values()]
+    order = np.argsort(np.concatenate(times))
+    marks = np.repeat(np.arange(3), 300)[order]
+    context = Context(origin=np.array([ORIGIN]))
+    space = MarkSpace(tuple(ends))
+    log = Sequence(
+        np.concatenate(times)[order], marks, start=0.0, stop=960.0, space=space, context=context
+    )
+    said = begun_or_ended(Dataset.from_sequences([log], unit="hours"))
+    assert [note.split(" is ")[0] for note in said] == [
+        "the first event of new",
+        "the last event of old",
+    ]
 
 
 def test_fine_terms_need_events_of_each_type() -> None:

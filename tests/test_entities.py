@@ -46,6 +46,11 @@ def test_a_table_of_entities_adds_those_without_events() -> None:
     assert data.context.covariates.values[:, 0].tolist() == [0.0, 1.0, 0.0]
 
 
+def test_the_first_column_of_entities_names_that_of_the_events() -> None:
+    data = fp.read(PURCHASES, entities=CUSTOMERS, window=("first", "gone"))
+    assert data.ids == ("a", "b", "c")
+
+
 def test_numbers_have_windows_of_entities_too() -> None:
     visits = {"unit": [1, 2, 1], "t": [1.0, 2.0, 3.0], "since": [0.5, 1.0, 0.5]}
     data = fp.read(visits, time="t", sequence="unit", window=("since", 5))

@@ -951,3 +951,8 @@ def test_real_ties_and_marks(shared_data: Path, tmp_path: Path) -> None:
     write(data, tmp_path / "again.parquet")
     again = read(tmp_path / "again.parquet")
     assert (again.times == data.times).all() and again.ids == data.ids and again.inferred
+
+
+def test_a_log_of_one_time_asks_for_its_period() -> None:
+    notes = read_with_notes({"time": ["2024-03-01 10:00:00"]}).notes
+    assert "taken as observed for 1 second, since all events have one time" in "".join(notes)

@@ -89,6 +89,15 @@ class Entities:
         return next(((place[a], place[b]) for a, b in WINDOWS if a in place and b in place), None)
 
 
+def ids_in_common(events: Table, entities: object) -> str | None:
+    """The column of ``events`` that is called like the first column of a table of entities; None
+    without such a table or column.
+    """
+    names = [] if entities is None else list(open_table(entities).schema.names)
+    first = plain_name(names[0]) if names else ""
+    return next((name for name in events.schema.names if plain_name(name) == first), None)
+
+
 @dataclass(frozen=True)
 class SequenceColumns:
     """Columns that have one value for each sequence: those of the table of entities, then those of

@@ -304,6 +304,11 @@ def lay_stamps(
         begin = np.full(len(ids), given[0])
         end = np.full(len(ids), given[1])
     if inferred:
+        if longest == 0 and window != "each":
+            observed = (
+                f"taken as observed for 1 {unit.removesuffix('s')}, since all events have one "
+                "time: --window A B states the period, without which rates mean nothing"
+            )
         end = np.where(end > begin, end, begin + 1.0)
     origin = clock.text(int(np.min(origins)))
     since = "the first event of each sequence" if window == "each" else origin

@@ -41,7 +41,12 @@ from fourpoint.data.context_tables import (
     merged,
     with_tables,
 )
-from fourpoint.data.entities import Entities, SequenceColumns, constant_rows
+from fourpoint.data.entities import (
+    Entities,
+    SequenceColumns,
+    constant_rows,
+    ids_in_common,
+)
 from fourpoint.data.grouping import Numbered
 from fourpoint.data.known import Known
 from fourpoint.data.layouts import (
@@ -283,7 +288,8 @@ def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
         return read_files(str(source), asked)
     table = open_table(source)
     try:
-        roles = choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place)
+        sequence = asked.sequence or ids_in_common(table, asked.entities)
+        roles = choose_roles(table, asked.time, asked.mark, sequence, asked.place)
     except FAULTS_OF_FILES as error:
         raise _damaged(table, error) from error
     return read_opened(table, roles, asked)

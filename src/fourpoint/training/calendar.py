@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from fourpoint.events import Dataset
+from fourpoint.events.dates import shown
 from fourpoint.models.effects import (
     PERIODIC,
     TREND,
@@ -50,6 +51,7 @@ SELDOM = (TREND, "quarterhour")  # that are kept only if their gain is larger th
 # events of each type, on average, per quarter of an hour or hour of the week, from which each has a
 # number
 PER_SLOT = 10
+LONGER, SILENT = 4.0, 20  # silences of a type at the ends of a log
 MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 FEWEST = 30  # events below which nothing is tried
 MOST_EVENTS = 100_000  # training events that are looked at
@@ -103,6 +105,10 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
             names.append(name)
             before = scores
             said.append(f"{name} (+{float(np.sum(gain)) / events:.4f} nats per held-out event)")
+    if TREND in tried and TREND not in names and begun_or_ended(train):
+        # The rates of types change, which the sum over types need not show.
+        names.append(TREND)
+        said.append("trend (types begin or end within the log)")
     if not names:
         return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
@@ -113,6 +119,36 @@ def _worthwhile(name: str, gain: torch.Tensor) -> bool:
     if name in SELDOM:
         return clearly_positive(gain)
     return float(gain.sum()) > standard_error(gain)
+
+
+def begun_or_ended(data: Dataset) -> list[str]:
+    """Remarks on types of one log that began long after its start or ended long before its end: in
+    a model whose rates do not change in the long run, their rates are means over the whole window.
+
+    A silence at an end of the window counts if it is LONGER times the longest gap between two
+    events of the type, and SILENT or more events would be expected in it at the rate of the rest.
+    """
+    found: list[str] = []
+    if len(data) != 1 or data.marks.count < 2:
+        return found
+    sequence = data[0]
+    for mark, name in enumerate(data.marks.names):
+        times = sequence.times[sequence.marks == mark]
+        if len(times) < SILENT:
+            continue
+        longest = float(np.diff(times).max())
+        rate = len(times) / float(times[-1] - times[0] + longest)
+        for silence, word, at in (
+            (times[0] - sequence.start, "first", times[0]),
+            (sequence.stop - times[-1], "last", times[-1]),
+        ):
+            if silence > LONGER * longest and silence * rate >= SILENT:
+                when = shown(data.dates(0), float(at))
+                found.append(
+                    f"the {word} event of {name} is at {when}: without a term trend, its rate is "
+                    "the mean over the whole window (--window states a part of the log)"
+                )
+    return found
 
 
 def drifts(data: Dataset) -> bool:

@@ -506,6 +506,7 @@ class _Ladder:
         self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
         self.days: dict[int, Days] = {}  # of each fold, under the last model without excitation
+        self.excited_days: dict[int, Days] = {}  # of each fold, blocks of days under excitation
         self.day_level = 0.0  # standard deviation of the levels of days
         self.within_days = False  # excitation remains where the levels of days are known
 
@@ -652,6 +653,8 @@ class _Ladder:
             simple = pooled.scores(poisson)
         self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
         self.evidence.append(excited.first_order(simple))
+        blocks = np.arange(len(fold.events))
+        self.excited_days[k] = Days(excited.integral, fold.events.astype(np.int64), blocks)
         estimates = model.estimates
         self.found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
         size = 1 if self.whole is None else 1 + _size(self.whole)
@@ -772,8 +775,8 @@ class _Ladder:
         return paired_gain(differences[both], events[both], self.seed)
 
     def _levels_of_days(self) -> None:
-        """Add the step of the levels of days, if they explain held-out days; the shape of their law
-        is that of the days of other folds.
+        """Add the step of the levels of days, if they explain held-out days and are not themselves
+        explained by excitation.
         """
         names = list(self.rungs)
         if EXCITATION not in names or FRAILTY in names:
@@ -783,20 +786,26 @@ class _Ladder:
         before = self.rungs[names[names.index(EXCITATION) - 1]]
         if before.name == CALENDAR and self.harmful:
             before = self.rungs[CONSTANT]
-        step = _Rung(DAYS, "frailty")
-        for k, own in self.days.items():
-            shape = shape_of_days([days for j, days in self.days.items() if j != k] or [own])
-            units = len(before.scores[k])
-            step.scores[k] = before.scores[k] + np.bincount(own.unit, own.gains(shape), units)
-        gain = self._gain(step, before)
-        # A few odd days, such as holidays, explain much without a narrow interval.
-        if gain.mean <= max(MATTERS, (gain.mean - gain.low) / NORMAL):
+        step = _with_levels_of_days(before, self.days)
+        if not self._some_gain(step, before):
+            return
+        excited = self.rungs[EXCITATION]
+        gain = self._gain(excited, step)
+        both = _with_levels_of_days(excited, self.excited_days)
+        if gain.clear and gain.mean > MATTERS and not self._some_gain(both, excited):
             return
         shape = shape_of_days(list(self.days.values()))
         self.day_level = 1 / math.sqrt(shape)
         later = {name: self.rungs.pop(name) for name in names[names.index(EXCITATION) :]}
         self.rungs |= {DAYS: step} | later
         self._excitation_within_days(shape)
+
+    def _some_gain(self, later: _Rung, earlier: _Rung) -> bool:
+        """Whether a gain matters and exceeds its standard error: a few odd days, such as holidays,
+        explain much without a narrow interval.
+        """
+        gain = self._gain(later, earlier)
+        return gain.mean > max(MATTERS, (gain.mean - gain.low) / NORMAL)
 
     def _excitation_within_days(self, shape: float) -> None:
         """Whether excitation remains where the expected level of every day is a known factor, and
@@ -809,7 +818,8 @@ class _Ladder:
             for own, days in ((self.folds[k], self.days[k]) for k in sorted(self.days))
         ]
         self.clock.doing = "excitation within days"
-        gained, events, evidence, found = [], [], [], []
+        found: list[tuple[float, float]] = []
+        gained, events, evidence = [], [], []
         slowest = 0.0
         for fold in folds_of(with_levels(one_type(self.shown), levels), self.seed):
             before = self.clock.elapsed
@@ -914,6 +924,16 @@ class _Ladder:
             if all(gain.clear and gain.mean > MATTERS for gain in gains):
                 return True
         return False
+
+
+def _with_levels_of_days(rung: _Rung, days: dict[int, Days]) -> _Rung:
+    """The same with levels of days, the shape of whose law is that of the days of other folds."""
+    step = _Rung(DAYS, "frailty")
+    for k, own in days.items():
+        shape = shape_of_days([other for j, other in days.items() if j != k] or [own])
+        units = len(rung.scores[k])
+        step.scores[k] = rung.scores[k] + np.bincount(own.unit, own.gains(shape), units)
+    return step
 
 
 def _worse(one: Scores, other: Scores) -> bool:

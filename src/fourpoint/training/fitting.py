@@ -49,13 +49,13 @@ from fourpoint.events.dequantise import dequantised, stamped_ahead
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import effects_of
+from fourpoint.models.effects import TREND, effects_of
 from fourpoint.models.event_features import feature_names
 from fourpoint.models.fit_limits import FitLimits
 from fourpoint.ops.periodogram import COARSE, coarse_resolution
 from fourpoint.report.printing import progress_bar
 from fourpoint.storage.trained_on import TrainedOn
-from fourpoint.training.calendar import AUTO, choose_effects
+from fourpoint.training.calendar import AUTO, begun_or_ended, choose_effects
 from fourpoint.training.closed_forms import ClosedForm, fit_closed_form, fit_closed_forms
 from fourpoint.training.cuda import CapturedSteps
 from fourpoint.training.filling import fill_gaps
@@ -375,6 +375,8 @@ class _Parts:
     def add_effects(self, model: PointProcess, calendar: str | Sequence[str]) -> None:
         """Effects of calendar and covariates, unless the model has some."""
         self.notes += _add_effects(model, self.train, self.dev, calendar)
+        if model.effects is None or TREND not in model.effects.spec.calendar:
+            self.notes += begun_or_ended(self.train)
 
     def leave_out_outages(self, model: PointProcess) -> None:
         """Silences that a rate with a calendar cannot explain count as not recorded."""
