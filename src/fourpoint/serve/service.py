@@ -35,7 +35,7 @@ STATUS = 1.0  # seconds between two status messages
 SHOWN = 200  # events of one message
 INTEGRATED = 2048  # entities whose open gaps count when they are sorted by surprise
 LOOK = 5.0  # seconds between two looks for silences, or
-RARE = 20.0  # so many times as long as a look takes
+RARE = 20.0  # times the duration of a look
 AGAIN = 0.5  # seconds after a failure of the store before it is tried again
 
 

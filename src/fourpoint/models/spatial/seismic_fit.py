@@ -227,9 +227,11 @@ def _group_columns(model: SeismicDAPP, row: Row, found: Array) -> None:
     groups = groups_of(model, row.known, *map(torch.from_numpy, (row.delta, row.features)))
     loops = numba_seismic_groups.load()
     given = (groups.times, groups.moved, groups.narrow, groups.boost, fast, variances)
-    for low, high, *plan in chosen(model, groups, row.used, row.background[row.used]):
+    for low, high, offsets, entries, factors in chosen(
+        model, groups, row.used, row.background[row.used]
+    ):
         which, into = row.used[low:high], found[low:high]
-        loop = partial(_some_columns, loops, which, (*plan, *given, into))
+        loop = partial(_some_columns, loops, which, (offsets, entries, factors, *given, into))
         _share_out(loop, high - low)
 
 
