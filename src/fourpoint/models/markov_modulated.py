@@ -3,14 +3,19 @@ r"""A Poisson process whose level is a hidden Markov chain: calm, busy and excep
     lambda_m(t) = exp(r_m + f_m(t)) u(t),    u(t) = v[phase of block, z(block)] g(block)
 
 Time is cut into blocks of equal length (an hour, say). The state z of a block follows a Markov
-chain with transition matrix T, and u is constant in a block: it depends on the state and, where
-events have dates and blocks divide the day, on the time of day (``phase``). The factor g of a block
-is gamma distributed with mean 1 and shape a[z], independently of all other blocks, so that the
-count of a block, given its state, is negative binomial: counts vary more than a Poisson number does
-even where the chain has few states. f are effects of calendar and covariates (`models.effects`). A
-chain with several states makes the level of the next day uncertain and skewed, as weather does with
-delays or incidents with calls, where a Hawkes process explains every busy spell by the events
-before it.
+chain, and u is constant in a block: it depends on the state and, where events have dates and blocks
+divide the day, on the time of day (``phase``). At the end of a block of phase d the chain moves by
+
+    T_d = (1 - rho_d) T + rho_d 1 pi^T,
+
+pi being the stationary distribution of T: with probability rho_d the state is forgotten, as it is
+at midnight where the levels of days are independent. Without phases of the day nothing is
+forgotten. The factor g of a block is gamma distributed with mean 1 and shape a[z], independently of
+all other blocks, so that the count of a block, given its state, is negative binomial: counts vary
+more than a Poisson number does even where the chain has few states. f are effects of calendar and
+covariates (`models.effects`). A chain with several states makes the level of the next day uncertain
+and skewed, as weather does with delays or incidents with calls, where a Hawkes process explains
+every busy spell by the events before it.
 
 Neither state nor factor is observed. Given the past, the distribution p of the state is known (the
 forward filter). With n events in the block so far, and F the integral of e(t) sum_m exp(r_m + f_m)
@@ -21,8 +26,8 @@ the process has the rate
 
 While nothing happens and F grows from F to F', p_k changes by the factor
 ((a_k + v_k F) / (a_k + v_k F'))^(a_k + n); an event multiplies it by v_k (a_k + n) / (a_k + v_k F),
-and the end of a block by T. All parameters are found by EM: forwards and backwards over blocks,
-penalised Poisson regressions for v and f, and Newton's method for a.
+and the end of a block by T_d. All parameters are found by EM: forwards and backwards over blocks,
+penalised Poisson regressions for v and f, and Newton's method for a. In it, rho is drawn towards 0.
 
 Axes: B sequences, P positions, J blocks, K states, D phases, M marks.
 """
@@ -56,6 +61,9 @@ LEAST_EVENTS = 1.0  # per block on average
 LAST_PHASED = 21600.0  # the longest block with phases of the day
 STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
 PRIOR = 1.0  # transitions from every state that are known a priori
+FORGETS = 0.02  # rho at the start of EM
+KEPT = 5.0  # ends of blocks of every phase at which the chain is known a priori not to forget
+LEAST_FORGOTTEN = 1e-6  # of rho
 LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
 ROUNDS, INNER = 12, 6  # of effects, and of EM for the chain within each
 ENOUGH = 0.005  # the largest change of a log level in a round that ends EM
@@ -133,6 +141,7 @@ class _Timeline:
     starts: Float[Tensor, "B J"]
     at_starts: Float[Tensor, "B J"]
     level: Float[Tensor, "B J K"]
+    phase: Int[Tensor, "B J"]
     passed: Float[Tensor, "B X"]
     block: Int[Tensor, "B X"]
     each: Float[Tensor, "B X M"]
@@ -190,6 +199,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         stays = torch.eye(states, dtype=kind) * STAYS + (1 - STAYS) / states
         self.log_transition = nn.Parameter(stays.log())
         self.log_shape = nn.Parameter(torch.full((states,), LOG_SHAPE, dtype=kind))
+        self.logit_forgets = nn.Parameter(torch.full((phases or 1,), _logit(FORGETS), dtype=kind))
         self.register_buffer("seconds", torch.ones((), dtype=kind))  # in the unit of time
 
     def settings(self) -> dict[str, Any]:
@@ -204,8 +214,18 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     @property
     def transition(self) -> Float[Tensor, "K K"]:
-        """The probabilities of the next block's state, by that of this one."""
+        """T: the probabilities of the next state by the present one, without forgetting."""
         return self.log_transition.softmax(1)
+
+    @property
+    def forgets(self) -> Float[Tensor, " D"]:
+        """rho: the probability that the state is forgotten at the end of a block, by its phase."""
+        return self.logit_forgets.sigmoid()
+
+    def _transitions(self) -> Float[Tensor, "D K K"]:
+        """The matrix of every phase."""
+        T, rho = self.transition, self.forgets[:, None, None]
+        return (1 - rho) * T + rho * _stationary(T)
 
     @property
     def effect_curves(self) -> int:
@@ -242,6 +262,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             stays = torch.eye(self.states, dtype=torch.float64) * STAYS
             self.log_transition.copy_((stays + (1 - STAYS) / self.states).log())
             self.log_shape.fill_(LOG_SHAPE)
+            several = len(self.logit_forgets) > 1
+            self.logit_forgets.fill_(_logit(FORGETS if several else LEAST_FORGOTTEN))
         found = fit_effects(data, self._spec(), least=LEAST)
         for turn in range(ROUNDS):
             before = self.log_level.detach().clone()
@@ -295,6 +317,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             phases = round(per_day) if dated and even and long_enough else 1
         self.block = float(block)
         self.log_level = nn.Parameter(torch.zeros(phases, self.states, dtype=torch.float64))
+        start = torch.full((phases,), _logit(FORGETS), dtype=torch.float64)
+        self.logit_forgets = nn.Parameter(start)
         with torch.no_grad():
             self.seconds.fill_(unit)
 
@@ -327,25 +351,45 @@ class MarkovModulated(PointProcess[ChainHistory]):
         level = self.log_level.exp()[blocks.phase]  # (B, J, K)
         logs = _log_chances(blocks.events, blocks.mass[..., None] * level, self.log_shape.exp())
         evidence = (logs - logs.amax(-1, keepdim=True)).exp()
-        T = self.transition
-        always = torch.ones(evidence.shape[:2], dtype=torch.bool)
-        ahead = filtered(_stationary(T).expand(len(evidence), -1), evidence, always, T)[:, :-1]
+        T, phase = self._transitions(), blocks.phase
+        first = _stationary(self.transition).expand(len(evidence), -1)
+        ahead = filtered(first, evidence, phase, T)[:, :-1]
         forward = ahead * evidence
         ones = torch.ones_like(evidence[:, 0])
-        backward = filtered(ones, evidence.flip(1), always, T.T)[:, :-1].flip(1)
+        before = phase.roll(1, 1)  # of the block before each
+        backward = filtered(ones, evidence.flip(1), before.flip(1), T.mT)[:, :-1].flip(1)
         state = forward * backward
         state = state / state.sum(-1, keepdim=True).clamp(min=FLOOR)
-        after = evidence[:, 1:] * backward[:, 1:]
-        chance = torch.einsum("bjk,kl,bjl->bj", forward[:, :-1], T, after).clamp(min=FLOOR)
-        pairs = T * torch.einsum("bjk,bjl->kl", forward[:, :-1] / chance[..., None], after)
-        stays = torch.eye(self.states, dtype=T.dtype) * STAYS + (1 - STAYS) / self.states
-        moved = pairs + PRIOR * stays
-        self.log_transition.copy_((moved / moved.sum(1, keepdim=True)).log())
+        self._improve_transitions(forward[:, :-1], evidence[:, 1:] * backward[:, 1:], phase[:, :-1])
         self._improve_levels(blocks, state)
         self._improve_shapes(blocks, state)
         level = self.log_level.exp()[blocks.phase]
         known = _Knowledge(state, blocks.events, blocks.mass)
         return (state * known.levels(level, self.log_shape.exp())).sum(-1)
+
+    def _improve_transitions(
+        self,
+        forward: Float[Tensor, "B J K"],
+        after: Float[Tensor, "B J K"],
+        phase: Int[Tensor, "B J"],
+    ) -> None:
+        """T and rho from expected numbers of transitions, of which some are due to forgetting."""
+        T, rho = self._transitions(), self.forgets
+        stationary = _stationary(self.transition)
+        stays = torch.eye(self.states, dtype=T.dtype) * STAYS + (1 - STAYS) / self.states
+        moved = PRIOR * stays
+        forgotten = torch.zeros_like(rho)
+        for d in range(len(T)):
+            left, right = forward[phase == d], after[phase == d]
+            chance = ((left @ T[d]) * right).sum(-1, keepdim=True).clamp(min=FLOOR)
+            pairs = T[d] * ((left / chance).T @ right)
+            by_chance = pairs * rho[d] * stationary / T[d]
+            moved = moved + pairs - by_chance
+            forgotten[d] = by_chance.sum() / (pairs.sum() + KEPT)
+        self.log_transition.copy_((moved / moved.sum(1, keepdim=True)).log())
+        if len(T) > 1:  # otherwise T alone says as much
+            forgotten = forgotten.clamp(LEAST_FORGOTTEN, 1 - LEAST_FORGOTTEN)
+            self.logit_forgets.copy_(torch.logit(forgotten))
 
     def _improve_levels(self, blocks: _Blocks, state: Float[Tensor, "B J K"]) -> None:
         """A step of Newton's method for the log levels, whose differences between phases are
@@ -432,16 +476,17 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def encode(self, batch: Batch, before: ChainHistory | None = None) -> ChainHistory:
         context = self.known_context(batch, before)
-        T = self.transition
+        T = self._transitions()
+        K = self.states
         if before is None:
             first, start = batch.start, batch.start
             earlier = torch.zeros_like(batch.lengths)
-            belief = _stationary(T).expand(len(first), -1)
+            belief = _stationary(self.transition).expand(len(first), -1)
             count = mass = torch.zeros_like(first)
         else:
             first, start = last_time(before), before.start
             earlier = before.earlier + before.lengths
-            wide = before.lengths[:, None, None].expand(-1, -1, len(T))
+            wide = before.lengths[:, None, None].expand(-1, -1, K)
             belief = before.belief.gather(1, wide)[:, 0]
             here = before.lengths[:, None]
             count = before.count.gather(1, here)[:, 0]
@@ -468,7 +513,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
             len(first), -1
         )  # the block before each end
         block = torch.cat([ends, line.block[:, 1:]], 1).gather(1, order)
-        wide_block = block[..., None].expand(-1, -1, len(T))
+        wide_block = block[..., None].expand(-1, -1, K)
         level = line.level.gather(1, wide_block)
         event = is_event.gather(1, order)
         end = is_end.gather(1, order)
@@ -481,7 +526,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         log_factor = log_factor + torch.where(event[..., None], raised, 0.0)
         log_factor = log_factor - log_factor.amax(-1, keepdim=True)
         factor = torch.where(real[..., None], log_factor.exp(), 1.0)
-        beliefs = filtered(belief, factor, end, T)  # (B, 1 + steps, K)
+        moves = torch.where(end, line.phase.gather(1, block), -1)
+        beliefs = filtered(belief, factor, moves, T)  # (B, 1 + steps, K)
         place = torch.empty_like(order)
         number = torch.arange(order.shape[1], device=first.device)
         place.scatter_(1, order, number.expand_as(order))
@@ -490,7 +536,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         # Padding repeats the last belief.
         position = torch.arange(at.shape[1], device=first.device).expand_as(at)
         at = at.gather(1, position.minimum(batch.lengths[:, None]))
-        belief = beliefs.gather(1, at[..., None].expand(-1, -1, len(T)))
+        belief = beliefs.gather(1, at[..., None].expand(-1, -1, K))
         count, mass = now.count.gather(1, at), now.mass.gather(1, at)
         return ChainHistory(
             times, start, batch.lengths, earlier, belief, count, mass, context=context
@@ -568,7 +614,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed, block = line.passed[:, :G], line.block[:, :G]
         at_a, at_b = (line.passed[:, G + side :: 2] for side in (0, 1))
         block_a, block_b = (line.block[:, G + side :: 2] for side in (0, 1))
-        T, shape = self.transition, self.log_shape.exp()
+        T, shape = self._transitions(), self.log_shape.exp()
         there, _ = _carry(known, passed, block, at_a, block_a, line, T, shape)
         _, survival = _carry(there, at_a, block_a, at_b, block_b, line, T, shape)
         each = line.each[:, G + 1 :: 2] - line.each[:, G::2]
@@ -599,7 +645,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         start, known = self._anchors(history, history.lengths[:, None])
         line = self._timeline(torch.cat([start, a[:, None], b[:, None]], 1), history.context)
         passed, block = line.passed, line.block
-        T, shape = self.transition, self.log_shape.exp()
+        T, shape = self._transitions(), self.log_shape.exp()
         there, _ = _carry(
             known, passed[:, :1], block[:, :1], passed[:, 1:2], block[:, 1:2], line, T, shape
         )
@@ -630,7 +676,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         cubics = constant_cubics(self.log_rate)
         pieces = pieces_until(cubics, self.effects, batch, wanted.edges[:, 0], wanted.edges[:, -1])
         exposure = exposure_of(batch)
-        cumulative = self.transition.detach().cumsum(1).numpy()
+        cumulative = self._transitions().detach().cumsum(2).numpy()
+        phase = line.phase.numpy()
         rows, columns = wanted.edges.shape
         found = np.zeros((rows, columns - 1, self.marks.count, wanted.paths), dtype=np.int32)
         for r in range(rows):
@@ -647,7 +694,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
             factor = random.gamma(known) / (shape[state] + own * mass[r])
             for i in range(len(means)):
                 if i and block[i] > block[i - 1]:
-                    state = _drawn(random, cumulative[state])
+                    state = _drawn(random, cumulative[phase[r, block[i] - 1], state])
                     factor = random.gamma(shape[state]) / shape[state]
                 mean = means[i][:, None] * level[r, max(0, block[i]), state] * factor
                 if not (mean < wanted.limit).all():
@@ -694,7 +741,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
             line.passed[:, G:],
             line.block[:, G:],
             line,
-            self.transition,
+            self._transitions(),
             shape,
         )
         level = line.level.gather(1, line.block[:, G:, None].expand(-1, -1, line.level.shape[-1]))
@@ -757,9 +804,15 @@ class MarkovModulated(PointProcess[ChainHistory]):
         wanted = torch.cat([times, within], 1)
         passed, each = self._passed(wanted, low, high, context)
         X = times.shape[1]
-        level = self.log_level.exp()[self._phase(starts, context)]
+        phase = self._phase(starts, context)
         return _Timeline(
-            starts, passed[:, X:], level, passed[:, :X], block.clamp(min=0), each[:, :X]
+            starts,
+            passed[:, X:],
+            self.log_level.exp()[phase],
+            phase,
+            passed[:, :X],
+            block.clamp(min=0),
+            each[:, :X],
         )
 
     def _passed(
@@ -813,6 +866,10 @@ class _Blocks:
     starts: Float[Tensor, "B J"]
 
 
+def _logit(chance: float) -> float:
+    return float(np.log(chance / (1 - chance)))
+
+
 def _stationary(T: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
     """The distribution that the chain has in the long run."""
     K = len(T)
@@ -828,7 +885,7 @@ def _carry(
     until: Float[Tensor, "B X"],
     last: Int[Tensor, "B X"],
     line: _Timeline,
-    T: Float[Tensor, "K K"],
+    T: Float[Tensor, "D K K"],
     shape: Float[Tensor, " K"],
 ) -> tuple[_Knowledge, Float[Tensor, "B X"]]:
     """What is known when F has grown from ``passed`` in ``block`` to ``until`` in the block
@@ -846,8 +903,9 @@ def _carry(
         chance = left.sum(-1, keepdim=True).clamp(min=FLOOR)
         log_survival = log_survival + chance[..., 0].log()
         belief = left / chance
+        moved = torch.einsum("bxk,bxkl->bxl", belief, T[line.phase.gather(1, block)])
         known = _Knowledge(
-            torch.where(crosses[..., None], belief @ T, belief),
+            torch.where(crosses[..., None], moved, belief),
             torch.where(crosses, 0.0, known.count),
             torch.where(crosses, 0.0, known.mass + more),
         )
