@@ -1,15 +1,15 @@
-"""The hidden chain of the Markov-modulated Poisson process: its filter, and its slow levels."""
+"""The hidden chain of the Markov-modulated Poisson process: its filter, and factors of blocks."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import gammaln
+from scipy.stats import nbinom
 
 import fourpoint as fp
-from fourpoint.events import Sequence, UserError
+from fourpoint.events import Context, Dataset, Sequence
 from fourpoint.models import MarkovModulated
 from fourpoint.ops.chain import filtered, plain_filtered
 
@@ -19,8 +19,8 @@ def test_the_filter_is_bayes_rule() -> None:
     random = torch.Generator().manual_seed(3)
     first = torch.rand(1, 2, generator=random, dtype=torch.float64).softmax(1)
     factors = torch.rand(1, 4, 2, generator=random, dtype=torch.float64)
-    moves = torch.tensor([[True, False, True, True]])
-    T = torch.rand(2, 2, generator=random, dtype=torch.float64).softmax(1)
+    moves = torch.tensor([[1, -1, 0, 1]])
+    T = torch.rand(2, 2, 2, generator=random, dtype=torch.float64).softmax(2)
     weight = torch.zeros(2, dtype=torch.float64)
     for path in np.ndindex(2, 2, 2, 2):
         # The state during the four steps, which stays where the chain does not move, and the last.
@@ -30,47 +30,60 @@ def test_the_filter_is_bayes_rule() -> None:
             for s in range(4):
                 now, then = states[s], states[s + 1]
                 stays = 1.0 if now == then else 0.0
-                chance = chance * factors[0, s, now] * (T[now, then] if moves[0, s] else stays)
+                d = int(moves[0, s])
+                chance = chance * factors[0, s, now] * (T[d, now, then] if d >= 0 else stays)
             weight[last] += chance
     found = filtered(first, factors, moves, T)
     assert torch.allclose(found[0, -1], weight / weight.sum())
     assert torch.equal(found, plain_filtered(first, factors, moves, T))
 
 
-def rate_after(model: MarkovModulated, per_block: float) -> float:
-    """The rate after 400 blocks of length 1 with so many events each."""
-    times = np.arange(0.25, 400.0, 1 / per_block)
-    history = model.encode(Sequence(times, start=0.0, stop=400.0).batch())
-    at = torch.tensor([[400.0 - 1e-9]], dtype=torch.float64)
-    return float(model.intensity(history, at).detach()[0, 0, 0])
+def test_counts_of_blocks_are_negative_binomial() -> None:
+    """The likelihood of a log is that of the counts of its blocks, times that of uniform times."""
+    shape, level, counts = 3.0, 1.7, [2, 0, 4]
+    model = MarkovModulated(states=1, block=1.0).eval()
+    with torch.no_grad():
+        model.log_shape.fill_(np.log(shape))
+        model.log_level.fill_(np.log(level))
+    times = np.concatenate([b + np.linspace(0.1, 0.9, n) for b, n in enumerate(counts)])
+    score = fp.evaluate(model, Sequence(times, start=0.0, stop=3.0)).scores["window"]
+    expected = 0.0
+    for n in counts:
+        chance = nbinom.logpmf(n, shape, shape / (shape + level))
+        expected += chance + gammaln(n + 1)
+    assert score.per_event * len(times) == pytest.approx(expected, abs=1e-9)
 
 
-def test_a_slow_level_follows_the_last_weeks_and_returns_to_the_mean(tmp_path: Path) -> None:
-    model = MarkovModulated(states=1, block=1.0, slow=7).eval()
-    assert rate_after(model, 2.0) == pytest.approx(2.0, rel=0.15)
-    assert rate_after(model, 0.5) == pytest.approx(0.5, rel=0.15)
-    assert rate_after(MarkovModulated(states=1, block=1.0), 2.0) == pytest.approx(1.0)
-    transition = model.transition.detach()
-    assert torch.allclose(transition.sum(1), torch.ones(7, dtype=torch.float64))
-    step = torch.linalg.matrix_power(transition, 100_000)[6]
-    assert torch.allclose(step, torch.full_like(step, 1 / 7), atol=1e-6)
-    fp.save(model, tmp_path)
-    again = fp.restore(tmp_path)
-    assert rate_after(again, 2.0) == rate_after(model, 2.0)
-    with pytest.raises(UserError, match="1 to 64 slow levels"):
-        MarkovModulated(slow=0)
-
-
-def test_levels_and_slow_levels_are_found_together() -> None:
-    """A level that doubles half way: slow levels explain it, and the chain need not."""
+def overdispersed(shape: float | None, days: int = 60) -> Dataset:
+    """Counts per block around 4, with a factor of gamma distribution for each block."""
     rng = np.random.default_rng(5)
-    rate = np.repeat([1.0, 2.0], 600)
-    times = np.repeat(np.arange(1200.0), rng.poisson(rate))
-    times = np.sort(times + rng.uniform(size=len(times)))
-    data = fp.Dataset.from_sequences([Sequence(times, start=0.0, stop=1200.0)])
-    scores = []
-    for slow in (1, 7):
-        model = MarkovModulated(states=1, block=1.0, slow=slow)
-        fp.fit(model, data, progress=False)
-        scores.append(fp.evaluate(model, data).scores["window"].per_event)
-    assert scores[1] > scores[0] + 0.03
+    factor = np.ones(24 * days) if shape is None else rng.gamma(shape, 1 / shape, 24 * days)
+    counts = rng.poisson(4.0 * factor)
+    times = np.repeat(np.arange(len(counts)), counts) + rng.random(counts.sum())
+    return Dataset.from_sequences([Sequence(np.sort(times), start=0.0, stop=24.0 * days)])
+
+
+@pytest.mark.parametrize("shape", [1.5, None])
+def test_the_shape_of_the_factors_is_recovered(shape: float | None) -> None:
+    model = MarkovModulated(states=1, block=1.0)
+    fp.fit(model, overdispersed(shape), progress=False)
+    found = float(model.log_shape.detach().exp()[0])
+    if shape is None:
+        assert found > 50
+    else:
+        assert found == pytest.approx(shape, rel=0.12)
+
+
+def test_independent_levels_of_days_are_forgotten_at_midnight() -> None:
+    days = 80
+    rng = np.random.default_rng(2)
+    level = np.repeat(rng.choice([0.5, 5.0], days), 24)
+    counts = rng.poisson(level)
+    times = np.repeat(np.arange(24 * days), counts) + rng.random(counts.sum())
+    context = Context(origin=np.array([1_735_689_600.0]))  # midnight
+    log = Sequence(np.sort(times), start=0.0, stop=24.0 * days, context=context)
+    model = MarkovModulated(states=2, block=3600.0, phases=24)
+    fp.fit(model, Dataset.from_sequences([log], unit="hours"), calendar="hour", progress=False)
+    forgets = model.forgets.detach()
+    assert forgets[23] > 0.5
+    assert (forgets[:23] < 0.1).all()

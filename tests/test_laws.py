@@ -108,7 +108,6 @@ BUILD: dict[str, Callable[[int], Any]] = {
     "self-correcting": SelfCorrecting,
     "frailty": Frailty,
     "markov": lambda marks: MarkovModulated(marks, states=3),
-    "markov-slow": lambda marks: MarkovModulated(marks, states=2, slow=3),
     "poisson-calendar": Poisson,
     "hawkes-calendar": lambda marks: Hawkes(marks, exponentials=2),
     "modulated-calendar": lambda marks: ModulatedHawkes(marks, exponentials=2),

@@ -57,13 +57,14 @@ def sweep(first, factors, moves, T, found):
             total = max(total, FLOOR)
             for k in range(K):
                 found[b, s + 1, k] /= total
-            if moves[b, s]:
+            d = moves[b, s]
+            if d >= 0:
                 now = found[b, s + 1].copy()
                 for k in range(K):
                     found[b, s + 1, k] = 0.0
                 for j in range(K):
                     for k in range(K):
-                        found[b, s + 1, k] += now[j] * T[j, k]
+                        found[b, s + 1, k] += now[j] * T[d, j, k]
 
 
 def examples() -> list[tuple[Tensor, ...]]:
@@ -73,6 +74,6 @@ def examples() -> list[tuple[Tensor, ...]]:
     random = torch.Generator().manual_seed(0)
     first = torch.rand(2, 5, generator=random, dtype=torch.float64).softmax(1)
     factors = torch.rand(2, 300, 5, generator=random, dtype=torch.float64)
-    moves = torch.rand(2, 300, generator=random) < 0.3
-    T = torch.rand(5, 5, generator=random, dtype=torch.float64).softmax(1)
+    moves = torch.randint(-1, 3, (2, 300), generator=random)
+    T = torch.rand(3, 5, 5, generator=random, dtype=torch.float64).softmax(2)
     return [(first, factors, moves, T)]
