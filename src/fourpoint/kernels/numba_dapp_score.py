@@ -44,7 +44,7 @@ import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -252,11 +252,18 @@ def _longest_steps(speed: Floats, decay: Floats) -> tuple[Floats, Floats]:
 
 def expansion_of(frequency: Floats, decay: Floats, longest: float, eps: float) -> Expansion:
     """Series of modes with (J,) theta and gamma, in gaps up to the ``longest``, for rates of
-    precision ``eps``.
+    precision ``eps``. The last few are kept, since the batches of a data set share them.
 
     The width of the first stretch is the one with the fewest coefficients in exponential gaps of
     mean 1.
     """
+    reach = 4.0 ** math.ceil(math.log(max(longest, 1.0), 4))
+    return _expansion(frequency.tobytes(), decay.tobytes(), reach, eps)
+
+
+@lru_cache(maxsize=4)
+def _expansion(frequencies: bytes, decays: bytes, longest: float, eps: float) -> Expansion:
+    frequency, decay = np.frombuffer(frequencies), np.frombuffer(decays)
     speed = np.hypot(frequency, decay)
     order = np.argsort(-speed, kind="stable")
     speed = np.maximum(speed[order], 1e-9)

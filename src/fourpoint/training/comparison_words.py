@@ -10,6 +10,7 @@ from fourpoint.events.dates import span_words
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
 
+UNDECIDED = 0.01  # nats per event that excitation may gain at most where clustering is denied
 CLOSED_FORMS = ("poisson", "frailty", "hawkes")
 WHAT = {
     "time": "The time since the start of the window",
@@ -108,6 +109,12 @@ def _verdict(found: Comparison) -> str:
         return (
             f"There is no clustering beyond {rhythm}: some days are busier than others, without "
             "evidence that events lead to further ones."
+        )
+    most = found.step("excitation").gain_high
+    if not found.clustering_beyond_calendar and most > UNDECIDED:
+        return (
+            f"No clustering beyond {rhythm} was found, but {found.held_out:,} held-out events do "
+            f"not exclude it: excitation may gain up to {number(most)} nats per event."
         )
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
