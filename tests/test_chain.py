@@ -84,6 +84,6 @@ def test_independent_levels_of_days_are_forgotten_at_midnight() -> None:
     log = Sequence(np.sort(times), start=0.0, stop=24.0 * days, context=context)
     model = MarkovModulated(states=2, block=3600.0, phases=24)
     fp.fit(model, Dataset.from_sequences([log], unit="hours"), calendar="hour", progress=False)
-    forgets = model.forgets.detach()
+    forgets = model.chain.forgets.detach()
     assert forgets[23] > 0.5
     assert (forgets[:23] < 0.1).all()

@@ -34,6 +34,7 @@ Axes: B sequences, P positions, J blocks, K states, D phases, M marks.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,6 +50,14 @@ from fourpoint.kernels.path_terms import Wanted
 from fourpoint.models.base import PointProcess, space_without_places
 from fourpoint.models.effects import DAY, TREND, EffectsSpec, zone_offsets
 from fourpoint.models.effects_fit import PIECE, EffectsFit, fit_effects
+from fourpoint.models.level_chain import (
+    Knowledge,
+    LevelChain,
+    Timeline,
+    carried,
+    filter_steps,
+)
+from fourpoint.models.level_chain_fit import Blocks, improve, starting_chain
 from fourpoint.models.path_counts import explosion, integrals
 from fourpoint.models.positions import Positions, last_time
 from fourpoint.models.time_pieces import constant_cubics, exposure_of, pieces_until
@@ -59,20 +68,9 @@ NODES = 8  # of the integral of the rate between neighbouring cuts, which are at
 BLOCKS = (900.0, 3600.0, 21600.0, 86400.0)  # seconds that a block may have, with a calendar
 LEAST_EVENTS = 1.0  # per block on average
 LAST_PHASED = 21600.0  # the longest block with phases of the day
-STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
-PRIOR = 1.0  # transitions from every state that are known a priori
-FORGETS = 0.02  # rho at the start of EM
-KEPT = 5.0  # ends of blocks of every phase at which the chain is known a priori not to forget
-LEAST_FORGOTTEN = 1e-6  # of rho
-LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
 ROUNDS, INNER = 12, 6  # of effects, and of EM for the chain within each
 ENOUGH = 0.005  # the largest change of a log level in a round that ends EM
 FIRST_INNER = 16
-SMOOTH, RIDGE = 10.0, 0.02  # penalties of differences between phases, and of log levels
-LONGEST_STEP = 1.0  # of Newton's method in a log level
-LOG_SHAPE = 2.0  # at the start of EM, and the mean of its normal prior with variance 1
-LEAST_SHAPE, MOST_SHAPE = -2.0, 6.0  # of log shapes; counts are nearly Poisson at the latter
-SHAPE_STEP = 0.5  # the longest of Newton's method in a log shape
 # The chain has the swings of the level within weeks: a trend is a random walk with a standard
 # deviation of at most .1 from knot to knot.
 LEAST = {TREND: 100.0}
@@ -101,50 +99,6 @@ class ChainHistory(Positions):
             earlier=self.earlier + self.lengths,
             lengths=torch.zeros_like(self.lengths),
         )
-
-
-@dataclass(frozen=True)
-class _Knowledge:
-    """What the past tells at X times of every row: the distribution of the state, the number of
-    events in the block so far, and F since the block began.
-    """
-
-    belief: Float[Tensor, "B X K"]
-    count: Float[Tensor, "B X"]
-    mass: Float[Tensor, "B X"]
-
-    def levels(
-        self, level: Float[Tensor, "B X K"], shape: Float[Tensor, " K"]
-    ) -> Float[Tensor, "B X K"]:
-        """The expected level in every state, whose mean is ``level`` at the start of a block."""
-        known = shape + self.count[..., None]
-        return level * known / (shape + level * self.mass[..., None])
-
-    def log_silence(
-        self,
-        more: Float[Tensor, "B X"],
-        level: Float[Tensor, "B X K"],
-        shape: Float[Tensor, " K"],
-    ) -> Float[Tensor, "B X K"]:
-        """log P(no event while F grows by ``more`` in the block) in every state."""
-        grown = level * more[..., None] / (shape + level * self.mass[..., None])
-        return -(shape + self.count[..., None]) * grown.log1p()
-
-
-@dataclass(frozen=True)
-class _Timeline:
-    """Blocks that touch an interval of every row: when each begins, F until then, and the levels;
-    F at the times that were asked for, and their blocks; the integral of each mark's rate without
-    exposure at these times.
-    """
-
-    starts: Float[Tensor, "B J"]
-    at_starts: Float[Tensor, "B J"]
-    level: Float[Tensor, "B J K"]
-    phase: Int[Tensor, "B J"]
-    passed: Float[Tensor, "B X"]
-    block: Int[Tensor, "B X"]
-    each: Float[Tensor, "B X M"]
 
 
 class MarkovModulated(PointProcess[ChainHistory]):
@@ -195,11 +149,11 @@ class MarkovModulated(PointProcess[ChainHistory]):
         self.block = 1.0 if block is None else float(block)
         kind = torch.float64
         self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=kind))
-        self.log_level = nn.Parameter(torch.zeros(phases or 1, states, dtype=kind))
-        stays = torch.eye(states, dtype=kind) * STAYS + (1 - STAYS) / states
-        self.log_transition = nn.Parameter(stays.log())
-        self.log_shape = nn.Parameter(torch.full((states,), LOG_SHAPE, dtype=kind))
-        self.logit_forgets = nn.Parameter(torch.full((phases or 1,), _logit(FORGETS), dtype=kind))
+        start = starting_chain(states, phases or 1)
+        self.log_level = nn.Parameter(torch.zeros_like(start.log_level))
+        self.log_transition = nn.Parameter(start.log_transition)
+        self.log_shape = nn.Parameter(start.log_shape)
+        self.logit_forgets = nn.Parameter(start.logit_forgets)
         self.register_buffer("seconds", torch.ones((), dtype=kind))  # in the unit of time
 
     def settings(self) -> dict[str, Any]:
@@ -208,24 +162,30 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def shown(self) -> dict[str, Any]:
         """Settings, the share of time in each state and its level, averaged over phases."""
-        share = _stationary(self.log_transition.detach().softmax(1))
-        level = self.log_level.detach().exp().mean(0)
-        return {**self.settings(), "share": share.numpy(), "level": level.numpy()}
+        chain = self._fixed_chain
+        share = chain.stationary.numpy()
+        level = chain.mean_level.numpy()
+        return {**self.settings(), "share": share, "level": level}
 
     @property
-    def transition(self) -> Float[Tensor, "K K"]:
-        """T: the probabilities of the next state by the present one, without forgetting."""
-        return self.log_transition.softmax(1)
+    def chain(self) -> LevelChain:
+        """The hidden chain with its parameters."""
+        return LevelChain(
+            log_level=self.log_level,
+            log_transition=self.log_transition,
+            log_shape=self.log_shape,
+            logit_forgets=self.logit_forgets,
+        )
 
     @property
-    def forgets(self) -> Float[Tensor, " D"]:
-        """rho: the probability that the state is forgotten at the end of a block, by its phase."""
-        return self.logit_forgets.sigmoid()
-
-    def _transitions(self) -> Float[Tensor, "D K K"]:
-        """The matrix of every phase."""
-        T, rho = self.transition, self.forgets[:, None, None]
-        return (1 - rho) * T + rho * _stationary(T)
+    def _fixed_chain(self) -> LevelChain:
+        """The same parameters, apart from the graph of gradients."""
+        return LevelChain(
+            log_level=self.log_level.detach(),
+            log_transition=self.log_transition.detach(),
+            log_shape=self.log_shape.detach(),
+            logit_forgets=self.logit_forgets.detach(),
+        )
 
     @property
     def effect_curves(self) -> int:
@@ -256,35 +216,34 @@ class MarkovModulated(PointProcess[ChainHistory]):
         if data.context is not None:
             data = replace(data, context=data.context.without("scored_from"))
         self._choose_blocks(data)
-        spread = torch.linspace(LOWEST, HIGHEST, self.states, dtype=torch.float64)
-        with torch.no_grad():
-            self.log_level.copy_(spread.expand_as(self.log_level))
-            stays = torch.eye(self.states, dtype=torch.float64) * STAYS
-            self.log_transition.copy_((stays + (1 - STAYS) / self.states).log())
-            self.log_shape.fill_(LOG_SHAPE)
-            several = len(self.logit_forgets) > 1
-            self.logit_forgets.fill_(_logit(FORGETS if several else LEAST_FORGOTTEN))
-        found = fit_effects(data, self._spec(), least=LEAST)
+        self._start_chain()
+        chain = self._fixed_chain
+        spec = self._spec()
+        found = fit_effects(data, spec, least=LEAST)
         for turn in range(ROUNDS):
-            before = self.log_level.detach().clone()
+            before = chain.log_level.clone()
             self._take(found)
             blocks = self._blocks_of(data)
-            mean = None
-            for _ in range(FIRST_INNER if turn == 0 else INNER):
-                mean = self._improve(blocks)
-            assert mean is not None
-            found = fit_effects(self._weighted(data, blocks, mean), self._spec(), least=LEAST)
-            if float((self.log_level.detach() - before).abs().max()) < ENOUGH:
+            mean = improve(chain, blocks)
+            for _ in range((FIRST_INNER if turn == 0 else INNER) - 1):
+                mean = improve(chain, blocks)
+            found = fit_effects(self._weighted(data, blocks, mean), spec, least=LEAST)
+            change = (chain.log_level - before).abs().max()
+            if float(change) < ENOUGH:
                 break
         self._take(found)
+        blocks = self._blocks_of(data)
         for _ in range(INNER):
-            self._improve(self._blocks_of(data))
+            improve(chain, blocks)
         self.rate_ratios = found.rate_ratios
-        share = _stationary(self.log_transition.detach().softmax(1)).numpy()
-        level = self.log_level.detach().exp().mean(0).numpy()
-        order = np.argsort(level)
-        each = ", ".join(f"{level[k] / (share @ level):.3g} ({share[k]:.0%})" for k in order)
-        return [f"level over its mean, and share of the time: {each}", *found.notes]
+        return [self._levels_in_words(), *found.notes]
+
+    def _levels_in_words(self) -> str:
+        share = self._fixed_chain.stationary.numpy()
+        level = self._fixed_chain.mean_level.numpy()
+        mean = share @ level
+        parts = [f"{level[k] / mean:.3g} ({share[k]:.0%})" for k in np.argsort(level)]
+        return f"level over its mean, and share of the time: {', '.join(parts)}"
 
     def _spec(self) -> EffectsSpec:
         return EffectsSpec() if self.effects is None else self.effects.spec
@@ -312,162 +271,74 @@ class MarkovModulated(PointProcess[ChainHistory]):
         phases = self.chosen_phases
         if phases is None:
             per_day = DAY / block
-            even = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
+            divides_day = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
             long_enough = observed >= 14 * DAY
-            phases = round(per_day) if dated and even and long_enough else 1
+            phases = round(per_day) if dated and divides_day and long_enough else 1
         self.block = float(block)
-        self.log_level = nn.Parameter(torch.zeros(phases, self.states, dtype=torch.float64))
-        start = torch.full((phases,), _logit(FORGETS), dtype=torch.float64)
-        self.logit_forgets = nn.Parameter(start)
+        start = starting_chain(self.states, phases)
+        self.log_level = nn.Parameter(torch.zeros_like(start.log_level))
+        self.logit_forgets = nn.Parameter(start.logit_forgets)
         with torch.no_grad():
             self.seconds.fill_(unit)
 
-    def _blocks_of(self, data: Dataset) -> _Blocks:
+    def _start_chain(self) -> None:
+        """The parameters of the chain at which EM begins."""
+        start = starting_chain(self.states, len(self.log_level))
+        with torch.no_grad():
+            self.log_level.copy_(start.log_level)
+            self.log_transition.copy_(start.log_transition)
+            self.log_shape.copy_(start.log_shape)
+            self.logit_forgets.copy_(start.logit_forgets)
+
+    def _blocks_of(self, data: Dataset) -> Blocks:
         """Events, F and phase of every block, for all sequences."""
         rows = np.arange(len(data))
         context = None if data.context is None else data.context.batch(rows)
         start, stop = (torch.from_numpy(x.copy()) for x in (data.starts, data.stops))
         line = self._timeline(torch.stack([start, stop], 1), context)
-        ends = torch.cat([line.at_starts[:, 1:], line.passed[:, 1:]], 1)
-        mass = torch.minimum(ends, line.passed[:, 1:]) - line.at_starts.clamp(min=0.0)
-        row = np.repeat(rows, data.lengths)
+        end = line.passed[:, 1:]
+        block_ends = torch.cat([line.at_starts[:, 1:], end], 1)
+        mass = torch.minimum(block_ends, end) - line.at_starts.clamp(min=0.0)
         starts = line.starts.numpy()
         counts = np.zeros(starts.shape)
-        place = np.concatenate(
-            [
-                np.searchsorted(
-                    starts[i], data.times[data.offsets[i] : data.offsets[i + 1]], "right"
-                )
-                for i in rows
-            ]
+        for i in rows:
+            times = data.times[data.offsets[i] : data.offsets[i + 1]]
+            block = np.searchsorted(starts[i], times, "right") - 1
+            np.add.at(counts[i], np.maximum(block, 0), 1.0)
+        return Blocks(
+            events=torch.from_numpy(counts),
+            mass=mass.clamp(min=0.0),
+            phase=self._phase(line.starts, context),
+            starts=line.starts,
         )
-        np.add.at(counts, (row, np.maximum(place - 1, 0)), 1.0)
-        phase = self._phase(line.starts, context)
-        return _Blocks(torch.from_numpy(counts), mass.clamp(min=0.0), phase, line.starts)
 
-    @torch.no_grad()
-    def _improve(self, blocks: _Blocks) -> Float[Tensor, "B J"]:
-        """One round of EM for transitions, levels and shapes; the expected level of every block."""
-        level = self.log_level.exp()[blocks.phase]  # (B, J, K)
-        logs = _log_chances(blocks.events, blocks.mass[..., None] * level, self.log_shape.exp())
-        evidence = (logs - logs.amax(-1, keepdim=True)).exp()
-        T, phase = self._transitions(), blocks.phase
-        first = _stationary(self.transition).expand(len(evidence), -1)
-        ahead = filtered(first, evidence, phase, T)[:, :-1]
-        forward = ahead * evidence
-        ones = torch.ones_like(evidence[:, 0])
-        before = phase.roll(1, 1)  # of the block before each
-        backward = filtered(ones, evidence.flip(1), before.flip(1), T.mT)[:, :-1].flip(1)
-        state = forward * backward
-        state = state / state.sum(-1, keepdim=True).clamp(min=FLOOR)
-        self._improve_transitions(forward[:, :-1], evidence[:, 1:] * backward[:, 1:], phase[:, :-1])
-        self._improve_levels(blocks, state)
-        self._improve_shapes(blocks, state)
-        level = self.log_level.exp()[blocks.phase]
-        known = _Knowledge(state, blocks.events, blocks.mass)
-        return (state * known.levels(level, self.log_shape.exp())).sum(-1)
-
-    def _improve_transitions(
-        self,
-        forward: Float[Tensor, "B J K"],
-        after: Float[Tensor, "B J K"],
-        phase: Int[Tensor, "B J"],
-    ) -> None:
-        """T and rho from expected numbers of transitions, of which some are due to forgetting."""
-        T, rho = self._transitions(), self.forgets
-        stationary = _stationary(self.transition)
-        stays = torch.eye(self.states, dtype=T.dtype) * STAYS + (1 - STAYS) / self.states
-        moved = PRIOR * stays
-        forgotten = torch.zeros_like(rho)
-        for d in range(len(T)):
-            left, right = forward[phase == d], after[phase == d]
-            chance = ((left @ T[d]) * right).sum(-1, keepdim=True).clamp(min=FLOOR)
-            pairs = T[d] * ((left / chance).T @ right)
-            by_chance = pairs * rho[d] * stationary / T[d]
-            moved = moved + pairs - by_chance
-            forgotten[d] = by_chance.sum() / (pairs.sum() + KEPT)
-        self.log_transition.copy_((moved / moved.sum(1, keepdim=True)).log())
-        if len(T) > 1:  # otherwise T alone says as much
-            forgotten = forgotten.clamp(LEAST_FORGOTTEN, 1 - LEAST_FORGOTTEN)
-            self.logit_forgets.copy_(torch.logit(forgotten))
-
-    def _improve_levels(self, blocks: _Blocks, state: Float[Tensor, "B J K"]) -> None:
-        """A step of Newton's method for the log levels, whose differences between phases are
-        penalised.
-        """
-        D = len(self.log_level)
-        level = self.log_level.exp()[blocks.phase]
-        known = _Knowledge(state, blocks.events, blocks.mass)
-        factor = known.levels(level, self.log_shape.exp()) / level
-        flat = blocks.phase.flatten()
-        shape = (D, self.states)
-        counts = torch.zeros(shape, dtype=torch.float64)
-        counts.index_add_(0, flat, (state * blocks.events[..., None]).flatten(0, 1))
-        mass = torch.zeros(shape, dtype=torch.float64)
-        mass.index_add_(0, flat, (state * factor * blocks.mass[..., None]).flatten(0, 1))
-        penalty = RIDGE * torch.eye(D, dtype=torch.float64)
-        if D > 1:
-            around = torch.eye(D, dtype=torch.float64)
-            first = around - around.roll(1, 0)
-            penalty = penalty + SMOOTH * first.T @ first
-        for k in range(self.states):
-            own = self.log_level[:, k]
-            expected = mass[:, k] * own.exp()
-            gradient = counts[:, k] - expected - penalty @ own
-            step = torch.linalg.solve(expected.diag() + penalty, gradient)
-            self.log_level[:, k] += step.clamp(-LONGEST_STEP, LONGEST_STEP)
-
-    def _improve_shapes(self, blocks: _Blocks, state: Float[Tensor, "B J K"]) -> None:
-        """A step of Newton's method for every log shape under its prior.
-
-        In terms of q = a + mean, the negative binomial log-probability of n has the derivatives
-
-            psi(a + n) - psi(a) + log(a / q) + 1 - (a + n) / q,
-            psi'(a + n) - psi'(a) + 1 / a - 2 / q + (a + n) / q^2
-
-        in a. Digamma functions are computed once for each distinct count.
-        """
-        events = blocks.events[..., None]
-        mean = blocks.mass[..., None] * self.log_level.exp()[blocks.phase]
-        shape = self.log_shape.exp()
-        q = shape + mean
-        distinct, which = blocks.events.unique(return_inverse=True)
-        table = distinct[:, None] + shape
-        first = (torch.digamma(table) - torch.digamma(shape))[which]
-        second = (torch.polygamma(1, table) - torch.polygamma(1, shape))[which]
-        slope = first + (shape / q).log() + 1 - (shape + events) / q
-        curvature = second + 1 / shape - 2 / q + (shape + events) / q**2
-        slope, curvature = ((state * part).sum((0, 1)) for part in (slope, curvature))
-        gradient = shape * slope - (self.log_shape - LOG_SHAPE)
-        downwards = -(shape**2 * curvature + shape * slope - 1.0)
-        step = gradient / downwards.clamp(min=1.0)
-        moved = self.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
-        self.log_shape.copy_(moved.clamp(LEAST_SHAPE, MOST_SHAPE))
-
-    def _weighted(self, data: Dataset, blocks: _Blocks, mean: Float[Tensor, "B J"]) -> Dataset:
+    def _weighted(self, data: Dataset, blocks: Blocks, mean: Float[Tensor, "B J"]) -> Dataset:
         """The data with the expected level as a factor of the exposure."""
         known = Context() if data.context is None else data.context
-        tables = []
+        all_times = []
+        all_values = []
         for i in range(len(data)):
-            starts = blocks.starts[i].numpy()
-            ends = np.append(starts[1:], np.inf)
-            real = np.flatnonzero((starts < data.stops[i]) & (ends > data.starts[i]))
-            begins = np.maximum(starts[real], data.starts[i])
-            if known.exposure is None:
-                times = begins
-                values = mean[i].numpy()[real]
-            else:
+            start, stop = data.starts[i], data.stops[i]
+            block_starts = blocks.starts[i].numpy()
+            block_ends = np.append(block_starts[1:], np.inf)
+            touched = np.flatnonzero((block_starts < stop) & (block_ends > start))
+            times = np.maximum(block_starts[touched], start)
+            values = mean[i].numpy()[touched]
+            if known.exposure is not None:
+                begins = times
                 own = slice(*known.exposure.offsets[i : i + 2])
                 times = np.unique(np.concatenate([begins, known.exposure.times[own]]))
-                times = times[(times >= data.starts[i]) & (times < data.stops[i])]
-                place = np.maximum(np.searchsorted(begins, times, "right") - 1, 0)
-                values = mean[i].numpy()[real][place] * known.exposure.at(i, times)[:, 0]
-            tables.append((times, values))
-        offsets = np.concatenate([[0], np.cumsum([len(times) for times, _ in tables])])
+                times = times[(times >= start) & (times < stop)]
+                block = np.searchsorted(begins, times, "right") - 1
+                exposure = known.exposure.at(i, times)[:, 0]
+                values = values[np.maximum(block, 0)] * exposure
+            all_times.append(times)
+            all_values.append(values)
+        lengths = [len(times) for times in all_times]
         steps = Steps(
-            times=np.concatenate([times for times, _ in tables]),
-            values=np.concatenate([values for _, values in tables])[:, None],
-            offsets=offsets,
+            times=np.concatenate(all_times),
+            values=np.concatenate(all_values)[:, None],
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
             names=("exposure",),
         )
         return replace(data, context=replace(known, exposure=steps))
@@ -476,70 +347,38 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def encode(self, batch: Batch, before: ChainHistory | None = None) -> ChainHistory:
         context = self.known_context(batch, before)
-        T = self._transitions()
-        K = self.states
+        chain = self.chain
         if before is None:
-            first, start = batch.start, batch.start
+            first = start = batch.start
             earlier = torch.zeros_like(batch.lengths)
-            belief = _stationary(self.transition).expand(len(first), -1)
+            belief = chain.stationary.expand(len(first), -1)
             count = mass = torch.zeros_like(first)
         else:
-            first, start = last_time(before), before.start
-            earlier = before.earlier + before.lengths
-            wide = before.lengths[:, None, None].expand(-1, -1, K)
-            belief = before.belief.gather(1, wide)[:, 0]
-            here = before.lengths[:, None]
-            count = before.count.gather(1, here)[:, 0]
-            mass = before.mass.gather(1, here)[:, 0]
+            last = before.latest()
+            first, start, earlier = last.times[:, 0], last.start, last.earlier
+            belief, count, mass = last.belief[:, 0], last.count[:, 0], last.mass[:, 0]
         known = torch.where(batch.valid, batch.times.detach(), first[:, None])
         times = torch.cat([first[:, None], known], 1).cummax(1).values
         line = self._timeline(times, context)
-        # Steps of the filter: the ends of blocks and the events, in the order of time. An event at
-        # the end of a block belongs to the next one.
-        starts = line.starts[:, 1:]
-        last = times[:, -1:].maximum(times[:, :1])
-        inside = (starts > times[:, :1]) & (starts <= last)
-        when = torch.cat([torch.where(inside, starts, torch.inf), times[:, 1:]], 1)
-        is_event = torch.cat([torch.zeros_like(inside), batch.valid], 1)
-        is_end = torch.cat([inside, torch.zeros_like(batch.valid)], 1)
-        order = torch.sort(when + 0.0, dim=1, stable=True).indices
-        passed = torch.cat([line.at_starts[:, 1:], line.passed[:, 1:]], 1).gather(1, order)
-        real = (is_event | is_end).gather(1, order)
-        passed = torch.where(real, passed, line.passed[:, :1])
-        passed = torch.cat([line.passed[:, :1], passed], 1).cummax(1).values
-        more = passed.diff(dim=1)
-        J = line.starts.shape[1]
-        ends = torch.arange(J - 1, device=first.device).expand(
-            len(first), -1
-        )  # the block before each end
-        block = torch.cat([ends, line.block[:, 1:]], 1).gather(1, order)
-        wide_block = block[..., None].expand(-1, -1, K)
-        level = line.level.gather(1, wide_block)
-        event = is_event.gather(1, order)
-        end = is_end.gather(1, order)
-        now = _within_blocks(event, end, more, count, mass)
-        shape = self.log_shape.exp()
-        start_of_step = _Knowledge(level, now.count[:, :-1], now.mass[:, :-1])
-        log_factor = start_of_step.log_silence(more, level, shape)
-        at_event = replace(start_of_step, mass=start_of_step.mass + more)
-        raised = at_event.levels(level, shape).log()
-        log_factor = log_factor + torch.where(event[..., None], raised, 0.0)
-        log_factor = log_factor - log_factor.amax(-1, keepdim=True)
-        factor = torch.where(real[..., None], log_factor.exp(), 1.0)
-        moves = torch.where(end, line.phase.gather(1, block), -1)
-        beliefs = filtered(belief, factor, moves, T)  # (B, 1 + steps, K)
-        place = torch.empty_like(order)
-        number = torch.arange(order.shape[1], device=first.device)
-        place.scatter_(1, order, number.expand_as(order))
-        at_events = 1 + place[:, J - 1 :]
-        at = torch.cat([torch.zeros_like(batch.lengths)[:, None], at_events], 1)
-        # Padding repeats the last belief.
+        steps = filter_steps(line, times, batch.valid)
+        counts, masses = steps.totals(count, mass)
+        log_factors = steps.log_factors(line, counts, masses, chain.shape)
+        moves = torch.where(steps.end, line.phase.gather(1, steps.block), -1)
+        beliefs = filtered(belief, log_factors.exp(), moves, chain.transitions)
+        # Positions are the start and the events; padding repeats the last of them.
+        at = torch.cat([torch.zeros_like(batch.lengths)[:, None], 1 + steps.place], 1)
         position = torch.arange(at.shape[1], device=first.device).expand_as(at)
         at = at.gather(1, position.minimum(batch.lengths[:, None]))
-        belief = beliefs.gather(1, at[..., None].expand(-1, -1, K))
-        count, mass = now.count.gather(1, at), now.mass.gather(1, at)
+        wide = at[..., None].expand(-1, -1, self.states)
         return ChainHistory(
-            times, start, batch.lengths, earlier, belief, count, mass, context=context
+            times,
+            start,
+            batch.lengths,
+            earlier,
+            belief=beliefs.gather(1, wide),
+            count=counts.gather(1, at),
+            mass=masses.gather(1, at),
+            context=context,
         )
 
     def extend(
@@ -614,16 +453,16 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed, block = line.passed[:, :G], line.block[:, :G]
         at_a, at_b = (line.passed[:, G + side :: 2] for side in (0, 1))
         block_a, block_b = (line.block[:, G + side :: 2] for side in (0, 1))
-        T, shape = self._transitions(), self.log_shape.exp()
-        there, _ = _carry(known, passed, block, at_a, block_a, line, T, shape)
-        _, survival = _carry(there, at_a, block_a, at_b, block_b, line, T, shape)
+        chain = self.chain
+        there, _ = carried(known, passed, block, at_a, block_a, line, chain)
+        _, log_survival = carried(there, at_a, block_a, at_b, block_b, line, chain)
         each = line.each[:, G + 1 :: 2] - line.each[:, G::2]
         total = each.sum(-1)
         exposed = at_b - at_a
-        level = line.level.gather(1, block_a[..., None].expand(-1, -1, line.level.shape[-1]))
-        unexposed = (there.belief * there.levels(level, shape)).sum(-1) * total
+        level = there.levels(line.levels_of(block_a), chain.shape)
+        unexposed = (there.belief * level).sum(-1) * total
         ratio = total / torch.where(exposed > 0, exposed, 1.0)
-        whole = torch.where(exposed > 0, -survival * ratio, unexposed)
+        whole = torch.where(exposed > 0, -log_survival * ratio, unexposed)
         share = each / torch.where(total > 0, total, 1.0)[..., None]
         return share * whole[..., None]
 
@@ -645,14 +484,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
         start, known = self._anchors(history, history.lengths[:, None])
         line = self._timeline(torch.cat([start, a[:, None], b[:, None]], 1), history.context)
         passed, block = line.passed, line.block
-        T, shape = self._transitions(), self.log_shape.exp()
-        there, _ = _carry(
-            known, passed[:, :1], block[:, :1], passed[:, 1:2], block[:, 1:2], line, T, shape
-        )
-        own = line.level.gather(1, block[:, 1:2, None].expand(-1, -1, line.level.shape[-1]))
-        mean = (there.belief * there.levels(own, shape)).sum(-1)[:, 0]
+        at_a, block_a = passed[:, 1:2], block[:, 1:2]
+        chain = self.chain
+        there, _ = carried(known, passed[:, :1], block[:, :1], at_a, block_a, line, chain)
+        level = there.levels(line.levels_of(block_a), chain.shape)
+        mean = (there.belief * level).sum(-1)[:, 0]
         number = torch.arange(line.level.shape[1], device=a.device)
-        later = (number > block[:, 1:2]) & (number <= block[:, 2:3])
+        later = (number > block_a) & (number <= block[:, 2:3])
         largest = torch.where(later, line.level.amax(-1), 0.0).amax(1)
         bound = self.log_rate.expand(len(a), -1)
         if self.effects is not None:
@@ -664,57 +502,73 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Paths of the chain and factors of its blocks from their distribution given the past, and
         Poisson numbers given both.
         """
+        now, end = wanted.edges[:, 0], wanted.edges[:, -1]
         history = self.encode(batch).latest()
-        now = torch.from_numpy(wanted.edges[:, 0].copy())
-        moved = self.move(history, now)
-        belief, counted, mass = (
-            part[:, 0].numpy() for part in (moved.belief, moved.count, moved.mass)
-        )
-        shape = self.log_shape.exp().numpy()
+        known = self.move(history, torch.from_numpy(now.copy()))
         line = self._timeline(torch.from_numpy(wanted.edges[:, [0, -1]].copy()), batch.context)
-        starts, level = line.starts.numpy(), line.level.numpy()
+        starts = line.starts.numpy()
         cubics = constant_cubics(self.log_rate)
-        pieces = pieces_until(cubics, self.effects, batch, wanted.edges[:, 0], wanted.edges[:, -1])
+        pieces = pieces_until(cubics, self.effects, batch, now, end)
         exposure = exposure_of(batch)
-        cumulative = self._transitions().detach().cumsum(2).numpy()
-        phase = line.phase.numpy()
         rows, columns = wanted.edges.shape
-        found = np.zeros((rows, columns - 1, self.marks.count, wanted.paths), dtype=np.int32)
+        shape = (rows, columns - 1, self.marks.count, wanted.paths)
+        found = np.zeros(shape, dtype=np.int32)
         for r in range(rows):
-            random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
             edges = wanted.edges[r]
             inside = starts[r][(starts[r] > edges[0]) & (starts[r] < edges[-1])]
             cuts = np.unique(np.concatenate([edges, inside]))
             means = integrals(r, cuts, pieces, exposure)
             block = np.searchsorted(starts[r], cuts[:-1], side="right") - 1
             column = np.searchsorted(edges, cuts[:-1], side="right") - 1
-            state = _drawn(random, belief[r].cumsum()[None].repeat(wanted.paths, 0))
-            known = shape[state] + counted[r]
-            own = level[r, max(0, block[0]), state]
-            factor = random.gamma(known) / (shape[state] + own * mass[r])
-            for i in range(len(means)):
-                if i and block[i] > block[i - 1]:
-                    state = _drawn(random, cumulative[phase[r, block[i] - 1], state])
-                    factor = random.gamma(shape[state]) / shape[state]
-                mean = means[i][:, None] * level[r, max(0, block[i]), state] * factor
+            random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
+            levels = self._drawn_levels(random, r, known, line, block, wanted.paths)
+            for i, level in enumerate(levels):
+                mean = means[i][:, None] * level
                 if not (mean < wanted.limit).all():
                     raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
                 found[r, column[i]] += random.poisson(mean).astype(np.int32)
         return found
 
+    def _drawn_levels(
+        self,
+        random: np.random.Generator,
+        r: int,
+        known: ChainHistory,
+        line: Timeline,
+        block: NDArray[np.int64],
+        paths: int,
+    ) -> Iterator[Float[ndarray, " paths"]]:
+        """The level of every path of row ``r`` in each interval, of which ``block`` is the block
+        and ``known`` what is known at its beginning. It is drawn as the intervals are asked for.
+        """
+        shape = self._fixed_chain.shape.numpy()
+        cumulative = self._fixed_chain.transitions.cumsum(2).numpy()
+        level = line.level[r].numpy()
+        phase = line.phase[r].numpy()
+        belief = known.belief[r, 0].numpy()
+        count, mass = known.count[r, 0].numpy(), known.mass[r, 0].numpy()
+        state = _drawn(random, belief.cumsum()[None].repeat(paths, 0))
+        gamma_rate = shape[state] + level[max(0, block[0]), state] * mass
+        factor = random.gamma(shape[state] + count) / gamma_rate
+        for i in range(len(block)):
+            if i and block[i] > block[i - 1]:
+                state = _drawn(random, cumulative[phase[block[i] - 1], state])
+                factor = random.gamma(shape[state]) / shape[state]
+            yield level[max(0, block[i]), state] * factor
+
     # ------------------------------------------------------------------ the chain
 
     def _anchors(
         self, history: ChainHistory, seen: Int[Tensor, "B G"] | None
-    ) -> tuple[Float[Tensor, "B G"], _Knowledge]:
+    ) -> tuple[Float[Tensor, "B G"], Knowledge]:
         """Time, and what is known, at positions ``seen``, or at all of them."""
         if seen is None:
-            return history.times, _Knowledge(history.belief, history.count, history.mass)
+            return history.times, Knowledge(history.belief, history.count, history.mass)
         wide = seen[..., None].expand(-1, -1, history.belief.shape[-1])
-        known = _Knowledge(
-            history.belief.gather(1, wide),
-            history.count.gather(1, seen),
-            history.mass.gather(1, seen),
+        known = Knowledge(
+            belief=history.belief.gather(1, wide),
+            count=history.count.gather(1, seen),
+            mass=history.mass.gather(1, seen),
         )
         return history.times.gather(1, seen), known
 
@@ -723,7 +577,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         history: ChainHistory,
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
-    ) -> tuple[_Knowledge, Float[Tensor, "B X K"]]:
+    ) -> tuple[Knowledge, Float[Tensor, "B X K"]]:
         """What is known at ``times`` without an event since the position, and expected levels."""
         start, known = self._anchors(history, seen)
         G, Q = times.shape[1:]
@@ -732,20 +586,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
         def each(part: Tensor) -> Tensor:
             return part[:, :G].repeat_interleave(Q, 1)
 
-        wide = _Knowledge(each(known.belief), each(known.count), each(known.mass))
-        shape = self.log_shape.exp()
-        there, _ = _carry(
-            wide,
-            each(line.passed),
-            each(line.block),
-            line.passed[:, G:],
-            line.block[:, G:],
-            line,
-            self._transitions(),
-            shape,
+        wide = Knowledge(each(known.belief), each(known.count), each(known.mass))
+        chain = self.chain
+        block = line.block[:, G:]
+        there, _ = carried(
+            wide, each(line.passed), each(line.block), line.passed[:, G:], block, line, chain
         )
-        level = line.level.gather(1, line.block[:, G:, None].expand(-1, -1, line.level.shape[-1]))
-        return there, there.levels(level, shape)
+        return there, there.levels(line.levels_of(block), chain.shape)
 
     def _log_population(
         self, times: Float[Tensor, "B ..."], context: BatchContext | None
@@ -790,7 +637,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         number = first[:, None] - 1 + torch.arange(count, dtype=low.dtype, device=low.device)
         return (number * self.block - origin[:, None]) / unit
 
-    def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> _Timeline:
+    def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> Timeline:
         """Blocks and integrals from the earliest to the latest of the ``times`` of every row."""
         times = times.detach()
         # Padding may be anything.
@@ -805,14 +652,14 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed, each = self._passed(wanted, low, high, context)
         X = times.shape[1]
         phase = self._phase(starts, context)
-        return _Timeline(
-            starts,
-            passed[:, X:],
-            self.log_level.exp()[phase],
-            phase,
-            passed[:, :X],
-            block.clamp(min=0),
-            each[:, :X],
+        return Timeline(
+            starts=starts,
+            at_starts=passed[:, X:],
+            level=self.log_level.exp()[phase],
+            phase=phase,
+            passed=passed[:, :X],
+            block=block.clamp(min=0),
+            each=each[:, :X],
         )
 
     def _passed(
@@ -846,104 +693,6 @@ class MarkovModulated(PointProcess[ChainHistory]):
         place = torch.searchsorted(grid, wanted.contiguous())
         wide = place[..., None].expand(-1, -1, self.marks.count)
         return passed.gather(1, place), passed_each.gather(1, wide)
-
-
-@dataclass(frozen=True)
-class _Totals:
-    """Events and F since the block began, at first and after every step."""
-
-    count: Float[Tensor, "B P"]
-    mass: Float[Tensor, "B P"]
-
-
-@dataclass(frozen=True)
-class _Blocks:
-    """Events, F and phase of the blocks of all sequences, and when they begin."""
-
-    events: Float[Tensor, "B J"]
-    mass: Float[Tensor, "B J"]
-    phase: Int[Tensor, "B J"]
-    starts: Float[Tensor, "B J"]
-
-
-def _logit(chance: float) -> float:
-    return float(np.log(chance / (1 - chance)))
-
-
-def _stationary(T: Float[Tensor, "K K"]) -> Float[Tensor, " K"]:
-    """The distribution that the chain has in the long run."""
-    K = len(T)
-    system = torch.eye(K, dtype=T.dtype, device=T.device) - T + torch.ones_like(T)
-    found = torch.linalg.solve(system.T, torch.ones_like(T[0])).clamp(min=0.0)
-    return found / found.sum()
-
-
-def _carry(
-    known: _Knowledge,
-    passed: Float[Tensor, "B X"],
-    block: Int[Tensor, "B X"],
-    until: Float[Tensor, "B X"],
-    last: Int[Tensor, "B X"],
-    line: _Timeline,
-    T: Float[Tensor, "D K K"],
-    shape: Float[Tensor, " K"],
-) -> tuple[_Knowledge, Float[Tensor, "B X"]]:
-    """What is known when F has grown from ``passed`` in ``block`` to ``until`` in the block
-    ``last`` without an event, and the logarithm of the probability of that.
-    """
-    K = known.belief.shape[-1]
-    log_survival = torch.zeros_like(passed)
-    for _ in range(int((last - block).max().clamp(min=0)) + 1):
-        crosses = block < last
-        following = (block + 1).clamp(max=line.starts.shape[1] - 1)
-        end = torch.where(crosses, line.at_starts.gather(1, following), until)
-        level = line.level.gather(1, block[..., None].expand(-1, -1, K))
-        more = (end - passed).clamp(min=0.0)
-        left = known.belief * known.log_silence(more, level, shape).exp()
-        chance = left.sum(-1, keepdim=True).clamp(min=FLOOR)
-        log_survival = log_survival + chance[..., 0].log()
-        belief = left / chance
-        moved = torch.einsum("bxk,bxkl->bxl", belief, T[line.phase.gather(1, block)])
-        known = _Knowledge(
-            torch.where(crosses[..., None], moved, belief),
-            torch.where(crosses, 0.0, known.count),
-            torch.where(crosses, 0.0, known.mass + more),
-        )
-        passed = end
-        block = torch.where(crosses, block + 1, block)
-    return known, log_survival
-
-
-def _within_blocks(
-    event: Bool[Tensor, "B S"],
-    end: Bool[Tensor, "B S"],
-    more: Float[Tensor, "B S"],
-    count: Float[Tensor, " B"],
-    mass: Float[Tensor, " B"],
-) -> _Totals:
-    """Events and growth of F since the block began, at first (``count``, ``mass``) and after every
-    step, which is an event, the end of a block or neither, while F grows by ``more`` before it.
-    """
-
-    def since(parts: Float[Tensor, "B S"], first: Float[Tensor, " B"]) -> Float[Tensor, "B P"]:
-        total = first[:, None] + parts.cumsum(1)
-        begun = torch.where(end, total, 0.0).cummax(1).values
-        return torch.cat([first[:, None], total - begun], 1)
-
-    return _Totals(since(event.to(more), count), since(more, mass))
-
-
-def _log_chances(
-    events: Float[Tensor, "B J"], mean: Float[Tensor, "B J K"], shape: Float[Tensor, " K"]
-) -> Float[Tensor, "B J K"]:
-    """Negative binomial log-probabilities of the counts of blocks, but for a term that does not
-    depend on the state.
-    """
-    distinct, which = events.unique(return_inverse=True)
-    table = torch.lgamma(distinct[:, None] + shape) - torch.lgamma(shape) + shape * shape.log()
-    counts = events[..., None]
-    powers = counts * mean.clamp(min=FLOOR).log() - (shape + counts) * (shape + mean).log()
-    return table[which] + powers
 
 
 def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> ndarray:

@@ -1,0 +1,198 @@
+r"""EM for a hidden Markov chain of levels: forwards and backwards over blocks.
+
+Given the parameters, the distribution q_j of the state of every block j follows from the counts n_j
+and masses F_j of all blocks, whose likelihoods are negative binomial. Given q, transitions follow
+from expected numbers of moves, log levels from penalised Poisson regressions, and log shapes from
+Newton's method under a normal prior.
+
+Axes: B sequences, J blocks, K states, D phases.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from fourpoint.models.level_chain import Knowledge, LevelChain
+from fourpoint.ops.chain import FLOOR, filtered
+
+STAYS = 0.94  # probability that a state stays, at the start of EM and a priori
+PRIOR = 1.0  # transitions from every state that are known a priori
+FORGETS = 0.02  # rho at the start of EM
+KEPT = 5.0  # ends of blocks of every phase at which the chain is known a priori not to forget
+LEAST_FORGOTTEN = 1e-6  # of rho
+LOWEST, HIGHEST = -1.0, 1.2  # log levels of the states at the start of EM
+SMOOTH, RIDGE = 10.0, 0.02  # penalties of differences between phases, and of log levels
+LONGEST_STEP = 1.0  # of Newton's method in a log level
+LOG_SHAPE = 2.0  # at the start of EM, and the mean of its normal prior with variance 1
+LEAST_SHAPE, MOST_SHAPE = -2.0, 6.0  # of log shapes; counts are nearly Poisson at the latter
+SHAPE_STEP = 0.5  # the longest of Newton's method in a log shape
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Events, F and phase of the blocks of all sequences, and when they begin."""
+
+    events: Float[Tensor, "B J"]
+    mass: Float[Tensor, "B J"]
+    phase: Int[Tensor, "B J"]
+    starts: Float[Tensor, "B J"]
+
+
+def starting_chain(states: int, phases: int) -> LevelChain:
+    """The chain at which EM begins.
+
+    >>> [round(x, 6) for x in starting_chain(3, 1).log_level[0].tolist()]
+    [-1.0, 0.1, 1.2]
+    """
+    kind = torch.float64
+    spread = torch.linspace(LOWEST, HIGHEST, states, dtype=kind)
+    forgets = FORGETS if phases > 1 else LEAST_FORGOTTEN
+    return LevelChain(
+        log_level=spread.repeat(phases, 1),
+        log_transition=_mostly_staying(states, kind).log(),
+        log_shape=torch.full((states,), LOG_SHAPE, dtype=kind),
+        logit_forgets=torch.full((phases,), forgets, dtype=kind).logit(),
+    )
+
+
+def _mostly_staying(states: int, kind: torch.dtype) -> Float[Tensor, "K K"]:
+    identity = torch.eye(states, dtype=kind)
+    return identity * STAYS + (1 - STAYS) / states
+
+
+@torch.no_grad()
+def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
+    """One round of EM, which changes the parameters in place; the expected level of every block."""
+    phase = blocks.phase
+    mean = blocks.mass[..., None] * chain.log_level.exp()[phase]  # (B, J, K)
+    logs = _log_chances(blocks.events, mean, chain.shape)
+    evidence = (logs - logs.amax(-1, keepdim=True)).exp()
+    T = chain.transitions
+    first = chain.stationary.expand(len(evidence), -1)
+    ahead = filtered(first, evidence, phase, T)[:, :-1]
+    forward = ahead * evidence
+    last = torch.ones_like(evidence[:, 0])
+    before = phase.roll(1, 1)  # of the block before each
+    backward = filtered(last, evidence.flip(1), before.flip(1), T.mT)[:, :-1].flip(1)
+    state = forward * backward
+    state = state / state.sum(-1, keepdim=True).clamp(min=FLOOR)
+    after = evidence[:, 1:] * backward[:, 1:]
+    _improve_transitions(chain, forward[:, :-1], after, phase[:, :-1])
+    _improve_levels(chain, blocks, state)
+    _improve_shapes(chain, blocks, state)
+    known = Knowledge(state, blocks.events, blocks.mass)
+    level = chain.log_level.exp()[phase]
+    return (state * known.levels(level, chain.shape)).sum(-1)
+
+
+def _improve_transitions(
+    chain: LevelChain,
+    forward: Float[Tensor, "B J K"],
+    after: Float[Tensor, "B J K"],
+    phase: Int[Tensor, "B J"],
+) -> None:
+    """T and rho from expected numbers of transitions, of which some are due to forgetting."""
+    T = chain.transitions
+    rho = chain.forgets
+    stationary = chain.stationary
+    moved = PRIOR * _mostly_staying(len(stationary), T.dtype)
+    forgotten = torch.zeros_like(rho)
+    for d in range(len(T)):
+        left = forward[phase == d]
+        right = after[phase == d]
+        chance = ((left @ T[d]) * right).sum(-1, keepdim=True)
+        left = left / chance.clamp(min=FLOOR)
+        pairs = T[d] * (left.T @ right)
+        by_chance = pairs * rho[d] * stationary / T[d]
+        moved = moved + pairs - by_chance
+        forgotten[d] = by_chance.sum() / (pairs.sum() + KEPT)
+    total = moved.sum(1, keepdim=True)
+    chain.log_transition.copy_((moved / total).log())
+    if len(T) > 1:  # otherwise T alone says as much
+        forgotten = forgotten.clamp(LEAST_FORGOTTEN, 1 - LEAST_FORGOTTEN)
+        chain.logit_forgets.copy_(torch.logit(forgotten))
+
+
+def _improve_levels(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J K"]) -> None:
+    """A step of Newton's method for the log levels, whose differences between phases are
+    penalised.
+    """
+    level = chain.log_level.exp()[blocks.phase]
+    known = Knowledge(state, blocks.events, blocks.mass)
+    factor = known.levels(level, chain.shape) / level
+    counts = _by_phase(chain, blocks, state * blocks.events[..., None])
+    mass = _by_phase(chain, blocks, state * factor * blocks.mass[..., None])
+    penalty = _level_penalty(len(chain.log_level))
+    for k in range(chain.log_level.shape[1]):
+        own = chain.log_level[:, k]
+        expected = mass[:, k] * own.exp()
+        gradient = counts[:, k] - expected - penalty @ own
+        step = torch.linalg.solve(expected.diag() + penalty, gradient)
+        own += step.clamp(-LONGEST_STEP, LONGEST_STEP)
+
+
+def _by_phase(
+    chain: LevelChain, blocks: Blocks, values: Float[Tensor, "B J K"]
+) -> Float[Tensor, "D K"]:
+    """Sums of ``values`` over the blocks of each phase."""
+    total = torch.zeros(chain.log_level.shape, dtype=torch.float64)
+    total.index_add_(0, blocks.phase.flatten(), values.flatten(0, 1))
+    return total
+
+
+def _level_penalty(phases: int) -> Float[Tensor, "D D"]:
+    """The matrix of the quadratic penalty on the log levels of a state."""
+    identity = torch.eye(phases, dtype=torch.float64)
+    penalty = RIDGE * identity
+    if phases > 1:
+        difference = identity - identity.roll(1, 0)
+        penalty = penalty + SMOOTH * difference.T @ difference
+    return penalty
+
+
+def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J K"]) -> None:
+    """A step of Newton's method for every log shape under its prior.
+
+    In terms of q = a + mean, the negative binomial log-probability of n has the derivatives
+
+        psi(a + n) - psi(a) + log(a / q) + 1 - (a + n) / q,
+        psi'(a + n) - psi'(a) + 1 / a - 2 / q + (a + n) / q^2
+
+    in a. Digamma functions are computed once for each distinct count.
+    """
+    events = blocks.events[..., None]
+    mean = blocks.mass[..., None] * chain.log_level.exp()[blocks.phase]
+    shape = chain.shape
+    q = shape + mean
+    distinct, which = blocks.events.unique(return_inverse=True)
+    table = distinct[:, None] + shape
+    digamma = torch.digamma(table) - torch.digamma(shape)
+    trigamma = torch.polygamma(1, table) - torch.polygamma(1, shape)
+    first = digamma[which] + (shape / q).log() + 1 - (shape + events) / q
+    second = trigamma[which] + 1 / shape - 2 / q + (shape + events) / q**2
+    first = (state * first).sum((0, 1))
+    second = (state * second).sum((0, 1))
+    gradient = shape * first - (chain.log_shape - LOG_SHAPE)
+    curvature = -(shape**2 * second + shape * first - 1.0)
+    step = gradient / curvature.clamp(min=1.0)
+    moved = chain.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
+    chain.log_shape.copy_(moved.clamp(LEAST_SHAPE, MOST_SHAPE))
+
+
+def _log_chances(
+    events: Float[Tensor, "B J"], mean: Float[Tensor, "B J K"], shape: Float[Tensor, " K"]
+) -> Float[Tensor, "B J K"]:
+    """Negative binomial log-probabilities of the counts of blocks, without the term that does not
+    depend on the state.
+    """
+    distinct, which = events.unique(return_inverse=True)
+    gammas = torch.lgamma(distinct[:, None] + shape) - torch.lgamma(shape)
+    table = gammas + shape * shape.log()
+    counts = events[..., None]
+    log_mean = mean.clamp(min=FLOOR).log()
+    powers = counts * log_mean - (shape + counts) * (shape + mean).log()
+    return table[which] + powers
