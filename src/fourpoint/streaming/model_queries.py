@@ -84,7 +84,15 @@ def empty_history(
     if context is not None:
         known = context.batch(np.zeros(1, dtype=np.int64))
         known = known.select(torch.zeros(rows, dtype=torch.int64))
-    return remember(model, Batch(none.double(), none, none.bool(), edge, edge, context=known))
+    batch = Batch(
+        times=none.double(),
+        marks=none,
+        valid=none.bool(),
+        start=edge,
+        stop=edge,
+        context=known,
+    )
+    return remember(model, batch)
 
 
 @torch.no_grad()
@@ -92,11 +100,14 @@ def log_intensities(model: PointProcess, history: History, times: Floats) -> Flo
     """log lambda per mark just before ``times``, one for each row, (B, M); with an exposure, of the
     rate that is observed, minus infinity where nothing is.
     """
-    at = torch.from_numpy(times)[:, None, None]
-    found = model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0]
-    if history.context is not None and history.context.exposure is not None:
-        found = found + history.context.exposure.at(at[:, :, 0])[:, 0].log()
-    return np.asarray(found.detach().numpy())
+    at = torch.from_numpy(times)[:, None]
+    last = history.lengths[:, None]
+    logs = model.log_intensity(history, at[:, None], last)[:, 0, 0]
+    context = history.context
+    if context is not None and context.exposure is not None:
+        exposure = context.exposure.at(at)[:, 0]
+        logs = logs + exposure.log()
+    return np.asarray(logs.detach().numpy())
 
 
 def check_recorded(history: History, times: Floats) -> None:
@@ -122,24 +133,29 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
     if history.context is None or history.context.exposure is None:
         return _integrals(model, history, at, times)
     exposure = history.context.exposure
-    rows, low, high = [], [], []
+    rows: list[int] = []
+    low: list[float] = []
+    high: list[float] = []
     for row, (a, b) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
         # All streams share one exposure.
         steps = exposure.times[0 if exposure.shared else row].numpy()
-        edges = np.concatenate([[a], steps[(steps > a) & (steps < b)], [b]])
+        inner = steps[(steps > a) & (steps < b)]
+        edges = np.concatenate([[a], inner, [b]])
         rows += [row] * (len(edges) - 1)
         low += edges[:-1].tolist()
         high += edges[1:].tolist()
+    left = np.array(low)
+    right = np.array(high)
     owner = torch.tensor(rows)
-    left, right = np.array(low), np.array(high)
-    factor = exposure.select(owner).at(torch.from_numpy(left)[:, None])[:, 0, 0].numpy()
-    kept = np.flatnonzero(factor > 0)
-    if not len(kept):
-        return np.zeros(len(at))
-    pieces_of = select_rows(history, owner[kept])
-    found = factor[kept] * _integrals(model, pieces_of, left[kept], right[kept])
+    begins = torch.from_numpy(left)[:, None]
+    factor = exposure.select(owner).at(begins)[:, 0, 0].numpy()
     total = np.zeros(len(at))
-    np.add.at(total, owner[kept].numpy(), found)
+    kept = np.flatnonzero(factor > 0)
+    if len(kept):
+        own = owner[kept]
+        histories = select_rows(history, own)
+        found = _integrals(model, histories, left[kept], right[kept])
+        np.add.at(total, own.numpy(), factor[kept] * found)
     return total
 
 
@@ -150,18 +166,26 @@ def _integrals(model: PointProcess, history: History, at: Floats, times: Floats)
     b = torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]
     if model.has_closed_integral:
-        return np.asarray(model.closed_integral(history, a, b, last).sum((1, 2)).detach().numpy())
-    left, right, nodes = pieces(model, history, torch.cat([a, b], 1))
+        exact = model.closed_integral(history, a, b, last).sum((1, 2))
+        return np.asarray(exact.detach().numpy())
+    edges = torch.cat([a, b], 1)
+    left, right, nodes = pieces(model, history, edges)
     wide = (right > left).any(0)
     if not bool(wide.any()):
         return np.zeros(len(at))
-    left = left[:, wide]
-    right = right[:, wide]
 
     def rate(t: Tensor, which: Tensor) -> Tensor:
-        return model.log_intensity(history, t, last.expand_as(which)).exp().sum(-1)
+        logs = model.log_intensity(history, t, last.expand_as(which))
+        return logs.exp().sum(-1)
 
-    ends = rate(torch.cat([a, b], 1)[:, None], last)[:, 0].mean(1)
-    rough = torch.nan_to_num((b - a)[:, 0] * ends, nan=0.0, posinf=0.0)
-    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()), **nodes)
+    mean_rate = rate(edges[:, None], last)[:, 0].mean(1)
+    rough = torch.nan_to_num((b - a)[:, 0] * mean_rate, nan=0.0, posinf=0.0)
+    size = float((1 + rough).sum())
+    found, _ = integrate(
+        rate,
+        left[:, wide],
+        right[:, wide],
+        tolerance=TOLERANCE * size,
+        **nodes,
+    )
     return np.asarray(found.sum(1).numpy())
