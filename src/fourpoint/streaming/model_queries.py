@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, BatchContext, Context, UserError
+from fourpoint.events import Batch, BatchContext, BatchSteps, Context, UserError
 from fourpoint.inference.sampling import remember, select_rows
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import integrate
@@ -44,8 +44,9 @@ def stream_context(model: PointProcess, known: Context | None) -> Context | None
     know.
     """
     given = Context() if known is None else known.without("scored_from")
+    covariates = given.covariates
     names = () if model.effects is None else model.effects.spec.covariates
-    have = () if given.covariates is None else given.covariates.names
+    have = () if covariates is None else covariates.names
     if not names and have:
         raise UserError(
             "no covariates, since the model was fitted without any",
@@ -59,16 +60,18 @@ def stream_context(model: PointProcess, known: Context | None) -> Context | None
             f"none called {', '.join(missing)}" if have else "no covariates",
             "Give them with --covariates FILE (context=), or fit a model without covariates.",
         )
-    if model.effects is not None:
-        if given.covariates is not None and have != names:
-            order = [have.index(name) for name in names]
-            same = replace(given.covariates, names=names, values=given.covariates.values[:, order])
-            given = replace(given, covariates=same)
-        if given.origin is None and model.effects.spec.calendar:
-            clock = replace(model.effects.spec, covariates=(), mean=(), scale=())
-            given = replace(given, origin=clock.training_clock(1).origin)
-    nothing = given.origin is None and given.covariates is None and given.exposure is None
-    return None if nothing else given
+    if covariates is not None and have != names:
+        order = [have.index(name) for name in names]
+        values = covariates.values[:, order]
+        covariates = replace(covariates, names=names, values=values)
+        given = replace(given, covariates=covariates)
+    if given.origin is None and model.effects is not None and model.effects.spec.calendar:
+        calendar = replace(model.effects.spec, covariates=(), mean=(), scale=())
+        clock = calendar.training_clock(1)
+        given = replace(given, origin=clock.origin)
+    if given.origin is None and covariates is None and given.exposure is None:
+        return None
+    return given
 
 
 @torch.no_grad()
@@ -133,20 +136,7 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
     if history.context is None or history.context.exposure is None:
         return _integrals(model, history, at, times)
     exposure = history.context.exposure
-    rows: list[int] = []
-    low: list[float] = []
-    high: list[float] = []
-    for row, (a, b) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
-        # All streams share one exposure.
-        steps = exposure.times[0 if exposure.shared else row].numpy()
-        inner = steps[(steps > a) & (steps < b)]
-        edges = np.concatenate([[a], inner, [b]])
-        rows += [row] * (len(edges) - 1)
-        low += edges[:-1].tolist()
-        high += edges[1:].tolist()
-    left = np.array(low)
-    right = np.array(high)
-    owner = torch.tensor(rows)
+    owner, left, right = _between_steps(exposure, at, times)
     begins = torch.from_numpy(left)[:, None]
     factor = exposure.select(owner).at(begins)[:, 0, 0].numpy()
     total = np.zeros(len(at))
@@ -157,6 +147,25 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
         found = _integrals(model, histories, left[kept], right[kept])
         np.add.at(total, own.numpy(), factor[kept] * found)
     return total
+
+
+def _between_steps(
+    exposure: BatchSteps, at: Floats, times: Floats
+) -> tuple[Tensor, Floats, Floats]:
+    """The pieces from ``at`` to ``times`` on which the exposure of each row is constant: their
+    rows, and where they begin and end.
+    """
+    rows: list[int] = []
+    left: list[float] = []
+    right: list[float] = []
+    for row, (begin, end) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
+        # All streams share one exposure.
+        steps = exposure.times[0 if exposure.shared else row].numpy()
+        inner = steps[(steps > begin) & (steps < end)].tolist()
+        left += [begin, *inner]
+        right += [*inner, end]
+        rows += [row] * (len(inner) + 1)
+    return torch.tensor(rows), np.array(left), np.array(right)
 
 
 @torch.no_grad()
