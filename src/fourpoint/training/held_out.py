@@ -132,13 +132,14 @@ class Fold:
             found = gap_log_likelihoods(model, batch, tolerance=TOLERANCE)
             log_rates = found[0].numpy()
             integrals = found[1].numpy()
+            gains = log_rates - integrals
             ends = batch.edges[:, 1:].numpy()
             scored = np.pad(batch.scored.numpy(), ((0, 0), (0, 1)))
             for i, row in enumerate(rows.tolist()):
-                own = scored[i]
                 unit = self._unit_of(row, ends[i])
-                np.add.at(total[row], unit, log_rates[i] - integrals[i])
+                np.add.at(total[row], unit, gains[i])
                 np.add.at(integral[row], unit, integrals[i])
+                own = scored[i]
                 logs[row] = log_rates[i][own]
                 units[row] = row * count + unit[own]
         return Scores(
@@ -283,12 +284,24 @@ def _cut(data: Dataset) -> Iterator[Fold]:
             train.append(between(data, begin, low))
         if k < FOLDS - 1:
             train.append(between(data, high, data.stops))
-        events = np.zeros((len(data), edges.shape[1] - 1))
-        for row, sequence in enumerate(test):
-            times = sequence.times
-            block = block_of(edges[row], times[times >= low[row]])
-            np.add.at(events[row], block, 1.0)
-        yield Fold(_joined(train, data), test, edges, events.ravel(), own)
+        yield Fold(
+            train=_joined(train, data),
+            test=test,
+            edges=edges,
+            events=_events_of_blocks(test, edges),
+            days=own,
+        )
+
+
+def _events_of_blocks(data: Dataset, edges: Floats) -> Floats:
+    """How many events each block of each sequence has, one sequence after the other."""
+    counts = []
+    for row, sequence in enumerate(data):
+        own = edges[row]
+        times = sequence.times
+        block = block_of(own, times[times >= own[0]])
+        counts.append(np.bincount(block, minlength=len(own) - 1))
+    return np.concatenate(counts).astype(np.float64)
 
 
 def _blocks_of_days(days: tuple[Floats, ...], most: int) -> Floats:
@@ -307,11 +320,11 @@ def days_of(data: Dataset, begin: Floats) -> tuple[Floats, ...] | None:
     a sequence has fewer than LEAST_DAYS.
     """
     found = []
-    for row in range(len(data)):
+    for row, stop in enumerate(data.stops.tolist()):
         dates = data.dates(row)
         if dates is None:
             return None
-        ends = dates.clock_edges(float(begin[row]), float(data.stops[row]), "1d")
+        ends = dates.clock_edges(float(begin[row]), stop, "1d")
         if ends is None or len(ends) <= LEAST_DAYS:
             return None
         found.append(ends)
