@@ -79,15 +79,18 @@ class Anomalies(Printed):
     @property
     def order(self) -> NDArray[np.int64]:
         """The sequences, the most anomalous first."""
-        return np.lexsort((-np.abs(self.events - self.expected), self.p))
+        surplus = np.abs(self.events - self.expected)
+        return np.lexsort((-surplus, self.p))
 
     def reason(self, i: int) -> str:
         """What is unusual about sequence ``i``, by the smallest of its three p-values."""
-        p = (self.p_count[i], self.p_spacings[i], self.p_ks[i])
-        if p[0] == min(p):
+        p_count = self.p_count[i]
+        p_spacings = self.p_spacings[i]
+        least = min(p_count, p_spacings, self.p_ks[i])
+        if p_count == least:
             more = self.events[i] > self.expected[i]
             return "more events than expected" if more else "fewer events than expected"
-        if p[1] == min(p):
+        if p_spacings == least:
             total = max(float(self.expected[i]), 1e-9)
             usual = 2 + 2 * np.expm1(-total) / total  # the mean of 3S under the model
             return "clusters and silences" if self.spacings[i] > usual else "too regular"
@@ -106,10 +109,14 @@ class Anomalies(Printed):
         """The number of sequences with q of at most .1, and all of them, the most anomalous
         first.
         """
-        found = {"sequences": len(self.ids), "false_discovery_rate": RATE}
-        found |= {"anomalous": int((self.q <= RATE).sum())}
-        found |= {"quiet": int((self.q_silence <= RATE).sum())}
-        return found | {"note": self.note, "ranking": self.table().to_pylist()}
+        return {
+            "sequences": len(self.ids),
+            "false_discovery_rate": RATE,
+            "anomalous": int((self.q <= RATE).sum()),
+            "quiet": int((self.q_silence <= RATE).sum()),
+            "note": self.note,
+            "ranking": self.table().to_pylist(),
+        }
 
     def __rich__(self) -> ConsoleRenderable:
         from rich.console import Group
@@ -122,34 +129,58 @@ class Anomalies(Printed):
         """The sequences that have gone quiet, the least probable silence first."""
         quiet = np.flatnonzero(self.q_silence <= RATE)
         title = f"{len(quiet):,} sequences have gone quiet (false discovery rate 10%)"
-        table = text_table(title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("sequence", style="bold")
-        for name in ("events", "silent for", "probability of such a silence"):
-            table.add_column(name, justify="right")
-        for i in quiet[np.argsort(self.p_silence[quiet], kind="stable")][:SHOWN].tolist():
-            length = span_words(float(self.silence[i]), self.unit)
-            table.add_row(self.ids[i], f"{self.events[i]:,}", length, f"{self.p_silence[i]:.2g}")
-        if len(quiet) > SHOWN:
-            table.caption = f"{len(quiet) - SHOWN:,} more: -o FILE writes all"
+        table = _list_of_sequences(
+            title,
+            "events",
+            "silent for",
+            "probability of such a silence",
+        )
+        order = np.argsort(self.p_silence[quiet], kind="stable")
+        for i in quiet[order[:SHOWN]].tolist():
+            table.add_row(
+                self.ids[i],
+                f"{self.events[i]:,}",
+                span_words(float(self.silence[i]), self.unit),
+                f"{self.p_silence[i]:.2g}",
+            )
+        hidden = len(quiet) - SHOWN
+        if hidden > 0:
+            table.caption = f"{hidden:,} more: -o FILE writes all"
         return table
 
     def _ranking(self) -> Table:
         count = int((self.q <= RATE).sum())
         title = f"{count:,} of {len(self.ids):,} sequences are anomalous (false discovery rate 10%)"
-        table = text_table(title, title_justify="left", box=None, pad_edge=False)
-        table.add_column("sequence", style="bold")
-        for name in ("events", "expected", "p", "q"):
-            table.add_column(name, justify="right")
+        table = _list_of_sequences(title, "events", "expected", "p", "q")
         table.add_column("what is unusual")
-        shown = self.order[: max(SHOWN, min(count, 2 * SHOWN))].tolist()
+        most = max(SHOWN, min(count, 2 * SHOWN))
+        shown = self.order[:most].tolist()
         for i in shown:
-            counts = (f"{self.events[i]:,}", f"{self.expected[i]:.1f}")
-            numbers = (f"{self.p[i]:.3g}", f"{self.q[i]:.3g}")
-            why = self.reason(i) if self.q[i] <= RATE else ""
-            table.add_row(self.ids[i], *counts, *numbers, why)
-        hidden = f"{count - len(shown):,} more: -o FILE writes all" if count > len(shown) else ""
-        table.caption = "; ".join(filter(None, (hidden, self.note))) or None
+            table.add_row(
+                self.ids[i],
+                f"{self.events[i]:,}",
+                f"{self.expected[i]:.1f}",
+                f"{self.p[i]:.3g}",
+                f"{self.q[i]:.3g}",
+                self.reason(i) if self.q[i] <= RATE else "",
+            )
+        notes = []
+        hidden = count - len(shown)
+        if hidden > 0:
+            notes.append(f"{hidden:,} more: -o FILE writes all")
+        if self.note:
+            notes.append(self.note)
+        table.caption = "; ".join(notes) or None
         return table
+
+
+def _list_of_sequences(title: str, *numbers: str) -> Table:
+    """An empty table with a column for the sequence and one for each of these numbers."""
+    table = text_table(title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("sequence", style="bold")
+    for name in numbers:
+        table.add_column(name, justify="right")
+    return table
 
 
 def anomalies(
@@ -190,37 +221,41 @@ def anomalies(
     tested, note = with_exact_times(model, data, seed)
     spacings = _spacings(model, tested, progress)
     rng = np.random.default_rng(seed)
+    count = len(spacings)
     totals = np.array([own.sum() for own in spacings])
-    p_spacings = np.ones(len(spacings))
-    p_ks = np.ones(len(spacings))
-    statistics = np.zeros(len(spacings))
-    more = min(MOST_DRAWS, 100 * len(spacings))
-    with bar("comparing sequences", len(spacings), show=progress) as step:
+    p_spacings = np.ones(count)
+    p_ks = np.ones(count)
+    statistics = np.zeros(count)
+    more = min(MOST_DRAWS, 100 * count)
+    with bar("comparing sequences", count, show=progress) as step:
         for i, own in enumerate(spacings):
             if totals[i] > 0:
                 statistics[i], p_spacings[i], p_ks[i] = _p_values(own, draws, rng)
-                if min(p_spacings[i], p_ks[i]) <= DOUBTFUL and more > draws:
+                doubtful = min(p_spacings[i], p_ks[i]) <= DOUBTFUL
+                if doubtful and more > draws:
                     _, p_spacings[i], p_ks[i] = _p_values(own, more, rng)
             step(i + 1)
-    counts = np.array([max(0, len(own) - 1) for own in spacings])
-    p_count = _count_p_values(counts, totals)
-    p = np.minimum(1.0, 3 * np.minimum(p_count, np.minimum(p_spacings, p_ks)))
-    p_silence = np.exp(-np.array([own[-1] for own in spacings]))
+    events = np.array([max(0, len(own) - 1) for own in spacings])
+    p_count = _count_p_values(events, totals)
+    least = np.minimum(p_count, np.minimum(p_spacings, p_ks))
+    p = np.minimum(1.0, 3 * least)
+    since_last = np.array([own[-1] for own in spacings])
+    p_silence = np.exp(-since_last)
     return Anomalies(
-        tuple(tested.ids),
-        counts,
-        totals,
-        statistics,
-        p_count,
-        p_spacings,
-        p_ks,
-        p,
-        adjusted(p),
-        _silences(tested),
-        p_silence,
-        adjusted(p_silence),
-        data.unit,
-        note,
+        ids=tuple(tested.ids),
+        events=events,
+        expected=totals,
+        spacings=statistics,
+        p_count=p_count,
+        p_spacings=p_spacings,
+        p_ks=p_ks,
+        p=p,
+        q=adjusted(p),
+        silence=_silences(tested),
+        p_silence=p_silence,
+        q_silence=adjusted(p_silence),
+        unit=data.unit,
+        note=note,
     )
 
 
@@ -228,7 +263,8 @@ def _silences(data: Dataset) -> Floats:
     """The time from the last event of each sequence, or its start, to the end of its window."""
     last = data.starts.copy()
     some = data.lengths > 0
-    last[some] = data.times[data.offsets[1:][some] - 1]
+    ends = data.offsets[1:][some]
+    last[some] = data.times[ends - 1]
     return data.stops - last
 
 
@@ -236,32 +272,37 @@ def _count_p_values(counts: NDArray[np.int64], totals: Floats) -> Floats:
     """Two-sided p-values of Poisson counts with these means."""
     from scipy.special import pdtr, pdtrc
 
-    below = pdtr(counts, totals)
-    above = np.where(counts > 0, pdtrc(counts - 1.0, totals), 1.0)
-    return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)))
+    at_most = pdtr(counts, totals)
+    at_least = np.where(counts > 0, pdtrc(counts - 1.0, totals), 1.0)
+    p = 2 * np.minimum(at_most, at_least)
+    return np.asarray(np.minimum(1.0, p))
 
 
 def _share(hits: NDArray[np.bool_]) -> float:
     """A p-value by Monte Carlo, which counts the observation itself."""
-    return (1 + int(hits.sum())) / (1 + len(hits))
+    count = int(hits.sum())
+    return (1 + count) / (1 + len(hits))
 
 
 def _spacings(model: PointProcess, data: Dataset, progress: bool) -> list[Floats]:
     """The integral of the rate over every gap of each sequence; what is not scored counts for
     nothing.
     """
+    device = next(iter(model.parameters())).device
     found: list[Floats] = [np.zeros(0)] * len(data)
     done = 0
     with eval_mode(model), bar("rescaling", len(data), show=progress) as step:
         for rows in data.batches(BATCH):
-            batch = data.batch(rows).to(next(iter(model.parameters())).device)
-            values = gap_integrals(model, batch)[0].cpu().double().numpy()
+            batch = data.batch(rows).to(device)
+            integrals = gap_integrals(model, batch)[0]
+            values = integrals.cpu().double().numpy()
             for k, s in enumerate(rows.tolist()):
                 length = int(data.lengths[s])
                 history = length - int(data.scored_lengths[s])
                 own = np.maximum(values[k, : length + 1], 0.0)
                 # Gaps of a history period have no integral; the first scored event ends one gap.
-                found[s] = np.concatenate([[own[: history + 1].sum()], own[history + 1 :]])
+                first = own[: history + 1].sum()
+                found[s] = np.concatenate([[first], own[history + 1 :]])
             done += len(rows)
             step(done)
     return found
@@ -274,49 +315,63 @@ def _p_values(own: Floats, draws: int, rng: np.random.Generator) -> tuple[float,
     null_squares = _null_squares(total, draws, rng)
     above = _share(null_squares >= squares)
     below = _share(null_squares <= squares)
-    distance = _distance(np.cumsum(own))
-    p_ks = 1.0 if len(own) == 1 else _share(_null_distances(len(own) - 1, draws, rng) >= distance)
-    return squares, min(1.0, 2 * min(above, below)), p_ks
+    p_spacings = min(1.0, 2 * min(above, below))
+    events = len(own) - 1
+    p_ks = 1.0
+    if events > 0:
+        distance = _distance(np.cumsum(own))
+        null_distances = _null_distances(events, draws, rng)
+        p_ks = _share(null_distances >= distance)
+    return squares, p_spacings, p_ks
 
 
 def _distance(places: Floats) -> float:
-    """The Kolmogorov-Smirnov distance of rescaled events, whose window ends at the last place,
-    from a constant rate.
+    """The Kolmogorov-Smirnov distance of rescaled events, at least one, whose window ends at the
+    last place, from a constant rate.
     """
-    count = len(places) - 1
-    if count == 0:
-        return 0.0
     shares = places[:-1] / places[-1]
+    return float(_deviations(shares).max())
+
+
+def _deviations(shares: Floats) -> Floats:
+    """Of N shares in order along the last axis, how far the empirical distribution function is from
+    the uniform one at each.
+    """
+    count = shares.shape[-1]
     ranks = np.arange(count)
-    return float(max((shares - ranks / count).max(), ((ranks + 1) / count - shares).max()))
+    before = shares - ranks / count
+    after = (ranks + 1) / count - shares
+    return np.maximum(before, after)
 
 
 def _null_squares(total: float, draws: int, rng: np.random.Generator) -> Floats:
     """3S of ``draws`` Poisson processes of rate 1 on [0, total]."""
     found: list[Floats] = []
-    for some in _parts(draws, total + 10 * np.sqrt(total) + 10):
-        counts = rng.poisson(total, size=some)
+    most = total + 10 * np.sqrt(total) + 10
+    for some in _parts(draws, most):
+        counts = rng.poisson(total, size=some)[:, None]
         width = int(counts.max()) + 1
         places = rng.random((some, width)) * total
-        places[np.arange(width) >= counts[:, None]] = total
+        unused = np.arange(width) >= counts
+        places[unused] = total
         places.sort(axis=1)
-        found.append(np.square(np.diff(places, axis=1, prepend=0.0)).sum(1) / total)
+        spacings = np.diff(places, axis=1, prepend=0.0)
+        squares = np.square(spacings).sum(1)
+        found.append(squares / total)
     return np.concatenate(found)
 
 
 def _null_distances(count: int, draws: int, rng: np.random.Generator) -> Floats:
     """KS of ``draws`` sets of ``count`` events that are uniform in the window."""
     found: list[Floats] = []
-    ranks = np.arange(count)
     for some in _parts(draws, count):
         shares = np.sort(rng.random((some, count)), axis=1)
-        apart = np.maximum(shares - ranks / count, (ranks + 1) / count - shares)
-        found.append(apart.max(1))
+        found.append(_deviations(shares).max(1))
     return np.concatenate(found)
 
 
 def _parts(draws: int, size: float) -> Iterator[int]:
     """Numbers of draws of this size that are made together."""
-    most = max(1, int(NUMBERS / size))
-    for first in range(0, draws, most):
-        yield min(most, draws - first)
+    together = max(1, int(NUMBERS / size))
+    for first in range(0, draws, together):
+        yield min(together, draws - first)

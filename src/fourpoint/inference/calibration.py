@@ -186,8 +186,13 @@ class Coverage(Printed):
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers under the names of the regions."""
-        regions = {name: asdict(scores) for name, scores in self.regions.items()}
-        return plain({"level": self.level, "events": self.events, "regions": regions})
+        return plain(
+            {
+                "level": self.level,
+                "events": self.events,
+                "regions": {name: asdict(scores) for name, scores in self.regions.items()},
+            }
+        )
 
     def __rich__(self) -> Table:
         title = f"Regions of {self.level:.0%} for {self.events:,} next events"
@@ -196,10 +201,21 @@ class Coverage(Printed):
         for name in ("covers", "of all events", "mean size", "uncalibrated", "mean size"):
             table.add_column(name, justify="right")
         for name, own in self.regions.items():
-            sizes = [f"{x:.4g}" if math.isfinite(x) else "" for x in (own.size, own.plain_size)]
-            shares = [f"{x:.1%}" for x in (own.coverage, own.of_events, own.plain_coverage)]
-            table.add_row(name, *shares[:2], sizes[0], shares[2], sizes[1])
+            table.add_row(
+                name,
+                f"{own.coverage:.1%}",
+                f"{own.of_events:.1%}",
+                _size_text(own.size),
+                f"{own.plain_coverage:.1%}",
+                _size_text(own.plain_size),
+            )
         return table
+
+
+def _size_text(size: float) -> str:
+    if math.isfinite(size):
+        return f"{size:.4g}"
+    return ""
 
 
 def coverage(
@@ -267,13 +283,20 @@ def coverage(
 def _region_scores(columns: Floats, owner: NDArray[np.int64]) -> RegionScores:
     """Means of (4, F): hits, sizes, and both of the plain model, of the sequences ``owner``."""
     counts = np.bincount(owner)
+    some = counts > 0
+
+    def mean_share(hits: Floats) -> float:
+        covered = np.bincount(owner, hits)
+        return float((covered[some] / counts[some]).mean())
+
     hits, size, plain_hits, plain_size = columns
-    own, plain_own = (
-        (np.bincount(owner, x)[counts > 0] / counts[counts > 0]).mean() for x in (hits, plain_hits)
-    )
-    calibrated = (own, hits.mean(), size.mean())
     return RegionScores(
-        *(float(x) for x in (*calibrated, plain_own, plain_hits.mean(), plain_size.mean()))
+        coverage=mean_share(hits),
+        of_events=float(hits.mean()),
+        size=float(size.mean()),
+        plain_coverage=mean_share(plain_hits),
+        plain_of_events=float(plain_hits.mean()),
+        plain_size=float(plain_size.mean()),
     )
 
 
@@ -298,11 +321,13 @@ def _chosen(data: Dataset, method: str, most: int, rng: np.random.Generator) -> 
         return scored[-most:]
     owner = np.searchsorted(data.offsets, scored, side="right") - 1
     order = rng.permutation(len(scored))
-    grouped = order[np.argsort(owner[order], kind="stable")]
+    by_owner = np.argsort(owner[order], kind="stable")
+    grouped = order[by_owner]
     counts = np.bincount(owner, minlength=len(data))
     first = np.repeat(np.cumsum(counts) - counts, counts)
     rank = np.arange(len(scored)) - first  # of an event among those of its sequence
-    tie = rng.permutation(len(data))[owner[grouped]]  # which sequences come first
+    priority = rng.permutation(len(data))  # which sequences come first
+    tie = priority[owner[grouped]]
     taken = np.lexsort((tie, rank))[:most]
     return np.sort(scored[grouped[taken]])
 
@@ -399,18 +424,19 @@ def _origins_in_order(
     rows = []
     at = []
     for row in fitting.tolist():
-        times = starts[row] + length * np.arange(int(room[row] / length) + 1)
-        rows.append(np.full(len(times), row))
-        at.append(times)
+        count = int(room[row] / length) + 1
+        rows.append(np.full(count, row))
+        at.append(starts[row] + length * np.arange(count))
     return np.concatenate(rows)[-most:], np.concatenate(at)[-most:]
 
 
 def _count_scores(model: PointProcess, plan: Plan) -> Floats:
     """The score of the observed number of events in each window of one forecast."""
     edges, counts = interval_counts(model, plan)
-    times = plan.data.times
-    observed = np.diff(np.searchsorted(times, edges, side="right"))
+    up_to = np.searchsorted(plan.data.times, edges, side="right")
+    observed = np.diff(up_to)
     ordered = np.sort(counts.sum(1), axis=-1).astype(np.float64)  # (W, paths)
-    return np.array(
-        [count_score(draws, float(n)) for draws, n in zip(ordered, observed, strict=True)]
-    )
+    scores = np.empty(len(observed))
+    for w, number in enumerate(observed):
+        scores[w] = count_score(ordered[w], float(number))
+    return scores

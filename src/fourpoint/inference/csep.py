@@ -22,6 +22,7 @@ Ridgecrest sequence" (2020); Rhoades et al., "Efficient testing of earthquake fo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +38,7 @@ from fourpoint.ops.regions import unproject
 from fourpoint.report.printing import bar
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 HEADER = "lon,lat,M,time_string,depth,catalog_id,event_id"
 LEVEL = 0.05  # of the tests
 
@@ -59,16 +61,16 @@ class Catalogues:
     times: Floats
     places: Floats
     magnitudes: Floats
-    catalogue: NDArray[np.int64]
+    catalogue: Integers
     count: int
     start: float
     stop: float
 
-    def counts(self) -> NDArray[np.int64]:
+    def counts(self) -> Integers:
         """Events of each catalogue."""
         return np.bincount(self.catalogue, minlength=self.count)
 
-    def gridded(self, grid: Grid) -> NDArray[np.int64]:
+    def gridded(self, grid: Grid) -> Integers:
         """Events of each catalogue in each cell, (count, cells); events outside are left out."""
         cell = grid.cell_of(self.places)
         kept = cell >= 0
@@ -91,26 +93,35 @@ class Grid:
     @staticmethod
     def over(low: ArrayLike, high: ArrayLike, size: float) -> Grid:
         """Cells of about ``size`` by ``size`` over a box."""
-        ends = zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True)
-        x, y = (np.linspace(a, b, max(1, round((b - a) / size)) + 1) for a, b in ends)
+        edges = []
+        for a, b in zip(np.asarray(low).tolist(), np.asarray(high).tolist(), strict=True):
+            cells = max(1, round((b - a) / size))
+            edges.append(np.linspace(a, b, cells + 1))
+        x, y = edges
         return Grid(x, y)
 
     @property
     def cells(self) -> int:
         """Number of cells."""
-        return (len(self.x) - 1) * (len(self.y) - 1)
+        columns = len(self.x) - 1
+        rows = len(self.y) - 1
+        return columns * rows
 
-    def cell_of(self, places: Floats) -> NDArray[np.int64]:
+    def cell_of(self, places: Floats) -> Integers:
         """The cell of each place, -1 outside."""
-        index = []
-        inside = np.ones(len(places), dtype=bool)
-        for axis, edges in enumerate((self.x, self.y)):
-            at = np.searchsorted(edges, places[:, axis], side="right") - 1
-            at = np.where(places[:, axis] == edges[-1], len(edges) - 2, at)
-            inside &= (at >= 0) & (at < len(edges) - 1)
-            index.append(at)
-        flat = index[0] * (len(self.y) - 1) + index[1]
-        return np.where(inside, flat, -1)
+        column = _interval_of(self.x, places[:, 0])
+        row = _interval_of(self.y, places[:, 1])
+        cell = column * (len(self.y) - 1) + row
+        inside = (column >= 0) & (row >= 0)
+        return np.where(inside, cell, -1)
+
+
+def _interval_of(edges: Floats, values: Floats) -> Integers:
+    """The interval between edges that each value lies in, -1 outside; the last one is closed."""
+    last = len(edges) - 2
+    found = np.searchsorted(edges, values, side="right") - 1
+    found = np.where(values == edges[-1], last, found)
+    return np.where(found > last, -1, found)
 
 
 def simulated_catalogues(
@@ -153,8 +164,9 @@ def quantiles(simulated: ArrayLike, observed: float) -> Quantiles:
     values = np.asarray(simulated, dtype=np.float64)
     if not len(values):
         return Quantiles(float(observed), math.nan, math.nan)
-    above = float((values >= observed).mean())
-    return Quantiles(float(observed), above, float((values <= observed).mean()))
+    at_least = values >= observed
+    at_most = values <= observed
+    return Quantiles(float(observed), float(at_least.mean()), float(at_most.mean()))
 
 
 def number_test(forecast: Catalogues, observed: int) -> Quantiles:
@@ -162,7 +174,7 @@ def number_test(forecast: Catalogues, observed: int) -> Quantiles:
     return quantiles(forecast.counts(), observed)
 
 
-def spatial_test(forecast: NDArray[np.int64], observed: NDArray[np.int64]) -> Quantiles | None:
+def spatial_test(forecast: Integers, observed: Integers) -> Quantiles | None:
     """The mean log density of cells at events: ``forecast`` are counts of each catalogue in each
     cell, ``observed`` counts in each cell. Cells in which no catalogue has events are left out of
     what is observed. None where nothing is observed or forecast.
@@ -171,19 +183,18 @@ def spatial_test(forecast: NDArray[np.int64], observed: NDArray[np.int64]) -> Qu
     if not observed.sum() or not total.sum():
         return None
     density = total / total.sum()
-    with np.errstate(divide="ignore"):
-        logs = np.where(density > 0, np.log(density), 0.0)
-    sizes = forecast.sum(1)
-    simulated = (forecast @ logs)[sizes > 0] / sizes[sizes > 0]
     known = np.where(density > 0, observed, 0)
-    if not known.sum():
+    events = known.sum()
+    if not events:
         return None
-    return quantiles(simulated, float(known @ logs) / float(known.sum()))
+    logs = _logs(density)
+    sizes = forecast.sum(1)
+    some = sizes > 0
+    simulated = (forecast @ logs)[some] / sizes[some]
+    return quantiles(simulated, float(known @ logs) / float(events))
 
 
-def pseudo_likelihood_test(
-    forecast: NDArray[np.int64], observed: NDArray[np.int64]
-) -> Quantiles | None:
+def pseudo_likelihood_test(forecast: Integers, observed: Integers) -> Quantiles | None:
     """sum of log mean counts of cells at events less the mean number, as in
     :func:`spatial_test`.
     """
@@ -191,10 +202,16 @@ def pseudo_likelihood_test(
     known = np.where(total > 0, observed, 0)
     if not known.sum():
         return None
-    with np.errstate(divide="ignore"):
-        logs = np.where(total > 0, np.log(total), 0.0)
+    logs = _logs(total)
     expected = float(total.sum())
-    return quantiles(forecast @ logs - expected, float(known @ logs) - expected)
+    simulated = forecast @ logs - expected
+    return quantiles(simulated, float(known @ logs) - expected)
+
+
+def _logs(values: Floats) -> Floats:
+    """Logarithms, 0 where a value is 0."""
+    with np.errstate(divide="ignore"):
+        return np.where(values > 0, np.log(values), 0.0)
 
 
 def magnitude_test(forecast: Catalogues, observed: Floats, edges: Floats) -> Quantiles | None:
@@ -204,25 +221,29 @@ def magnitude_test(forecast: Catalogues, observed: Floats, edges: Floats) -> Qua
     """
     if not len(observed) or not len(forecast.times):
         return None
-    every = _histogram(forecast.magnitudes, edges)
-    own = np.zeros((forecast.count, len(edges)))
-    np.add.at(own, (forecast.catalogue, _bins(forecast.magnitudes, edges)), 1.0)
     size = len(observed)
-    wanted = np.log10(every * size / every.sum() + 1)
-    counts = own.sum(1)
-    full = counts > 0
-    scaled = np.log10(own[full] * (size / counts[full])[:, None] + 1)
-    found = ((scaled - wanted) ** 2).sum(1)
-    seen = ((np.log10(_histogram(observed, edges) + 1) - wanted) ** 2).sum()
-    return quantiles(found, float(seen))
+    union = _histogram(forecast.magnitudes, edges)
+    wanted = np.log10(union * size / union.sum() + 1)
+    each = np.zeros((forecast.count, len(edges)))
+    np.add.at(each, (forecast.catalogue, _bins(forecast.magnitudes, edges)), 1.0)
+    each = each[each.any(1)]
+    factor = size / each.sum(1, keepdims=True)
+    scaled = np.log10(each * factor + 1)
+    simulated = ((scaled - wanted) ** 2).sum(1)
+    own = np.log10(_histogram(observed, edges) + 1)
+    distance = ((own - wanted) ** 2).sum()
+    return quantiles(simulated, float(distance))
 
 
-def _bins(magnitudes: Floats, edges: Floats) -> NDArray[np.int64]:
-    return np.clip(np.searchsorted(edges, magnitudes + 1e-9, side="right") - 1, 0, len(edges) - 1)
+def _bins(magnitudes: Floats, edges: Floats) -> Integers:
+    last = len(edges) - 1
+    found = np.searchsorted(edges, magnitudes + 1e-9, side="right") - 1
+    return np.clip(found, 0, last)
 
 
 def _histogram(magnitudes: Floats, edges: Floats) -> Floats:
-    return np.bincount(_bins(magnitudes, edges), minlength=len(edges)).astype(np.float64)
+    counts = np.bincount(_bins(magnitudes, edges), minlength=len(edges))
+    return counts.astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -274,11 +295,22 @@ def information_gain(
     shift = (expected - other_expected) / size
     gain = float(change.mean() - shift)
     error = float(change.std(ddof=1)) / math.sqrt(size)
-    t = gain / error if error > 0 else math.inf * np.sign(gain)
+    t = math.inf * np.sign(gain)
+    if error > 0:
+        t = gain / error
     half = float(stats.t.ppf(0.975, size - 1)) * error
+    upper_tail = float(stats.t.sf(abs(t), size - 1))
     z, p = _signed_ranks(change - shift)
-    tail = 2 * float(stats.t.sf(abs(t), size - 1))
-    return InformationGain(gain, gain - half, gain + half, float(t), tail, z, p, size)
+    return InformationGain(
+        gain=gain,
+        low=gain - half,
+        high=gain + half,
+        t_statistic=float(t),
+        t_p=2 * upper_tail,
+        w_statistic=z,
+        w_p=p,
+        events=size,
+    )
 
 
 def _signed_ranks(change: Floats) -> tuple[float, float]:
@@ -288,16 +320,19 @@ def _signed_ranks(change: Floats) -> tuple[float, float]:
     from scipy import stats
 
     change = change[change != 0]
-    count = len(change)
-    if not count:
+    n = len(change)
+    if not n:
         return 0.0, 1.0
     ranks = stats.rankdata(np.abs(change))
-    smaller = min(ranks[change > 0].sum(), ranks[change < 0].sum())
+    up = ranks[change > 0].sum()
+    down = ranks[change < 0].sum()
+    mean = n * (n + 1) / 4
     _, tied = np.unique(ranks, return_counts=True)
-    mean = count * (count + 1) / 4
-    variance = count * (count + 1) * (2 * count + 1) - (tied * (tied**2 - 1)).sum() / 2
-    z = (smaller - mean) / math.sqrt(variance / 24)
-    return float(z), float(2 * stats.norm.sf(abs(z)))
+    ties = (tied * (tied**2 - 1)).sum() / 2
+    variance = n * (n + 1) * (2 * n + 1) - ties
+    z = (min(up, down) - mean) / math.sqrt(variance / 24)
+    p = 2 * stats.norm.sf(abs(z))
+    return float(z), float(p)
 
 
 @dataclass(frozen=True)
@@ -354,13 +389,24 @@ def daily_tests(
         begin = float(one.context.scored_from[0])
     starts = np.arange(begin, one.stop - length * (1 - 1e-9), length)
     if most is not None and len(starts) > most:
-        starts = starts[np.linspace(0, len(starts) - 1, most).astype(int)]
-    width = max(h - low for low, h in zip(model.box.low, model.box.high, strict=True))
-    grid = Grid.over(model.box.low, model.box.high, width / 30 if cell is None else cell)
-    magnitudes = None if one.features is None else one.features[:, model.magnitude_column]
-    passed: dict[str, list[bool]] = {name: [] for name in ("number", "spatial", "size", "pseudo")}
-    expected, observed = [], []
-    expected_cells, observed_cells = np.zeros(grid.cells), np.zeros(grid.cells)
+        spread = np.linspace(0, len(starts) - 1, most)
+        starts = starts[spread.astype(int)]
+    low = model.box.low
+    high = model.box.high
+    if cell is None:
+        cell = max(b - a for a, b in zip(low, high, strict=True)) / 30
+    grid = Grid.over(low, high, cell)
+    magnitudes = None
+    if one.features is not None:
+        magnitudes = one.features[:, model.magnitude_column]
+    number: list[bool] = []
+    spatial: list[bool] = []
+    magnitude: list[bool] = []
+    pseudo: list[bool] = []
+    expected: list[float] = []
+    observed: list[int] = []
+    expected_cells = np.zeros(grid.cells)
+    observed_cells = np.zeros(grid.cells)
     with torch.no_grad():
         encoded = model.encode(one.batch())
     with bar("forecasts", len(starts), show=progress) as step:
@@ -368,44 +414,48 @@ def daily_tests(
             stop = start + length
             forecast = simulated_catalogues(model, one, start, stop, catalogues, seed + k, encoded)
             now = (one.times >= start) & (one.times < stop)
-            own = np.bincount(_inside(grid.cell_of(one.places[now])), minlength=grid.cells)
+            events = int(now.sum())
             counts = forecast.gridded(grid)
-            number = number_test(forecast, int(now.sum()))
-            passed["number"].append(min(number.delta_1, number.delta_2) > LEVEL / 2)
-            for name, found in (
-                ("spatial", spatial_test(counts, own)),
-                ("pseudo", pseudo_likelihood_test(counts, own)),
-            ):
-                if found is not None:
-                    passed[name].append(found.delta_2 > LEVEL)
-            if magnitudes is not None and now.any():
+            cells = grid.cell_of(one.places[now])
+            own = np.bincount(cells[cells >= 0], minlength=grid.cells)
+            found = number_test(forecast, events)
+            number.append(min(found.delta_1, found.delta_2) > LEVEL / 2)
+            of_places = spatial_test(counts, own)
+            if of_places is not None:
+                spatial.append(of_places.delta_2 > LEVEL)
+            of_counts = pseudo_likelihood_test(counts, own)
+            if of_counts is not None:
+                pseudo.append(of_counts.delta_2 > LEVEL)
+            if magnitudes is not None and events:
                 edges = np.arange(float(model.mc), float(magnitudes.max()) + 0.1, 0.1)
-                size = magnitude_test(forecast, magnitudes[now], edges)
-                if size is not None:
-                    passed["size"].append(size.delta_1 > LEVEL)
+                of_sizes = magnitude_test(forecast, magnitudes[now], edges)
+                if of_sizes is not None:
+                    magnitude.append(of_sizes.delta_1 > LEVEL)
             expected_cells += counts.mean(0)
             observed_cells += own
             expected.append(len(forecast.times) / catalogues)
-            observed.append(int(now.sum()))
+            observed.append(events)
             step(k + 1)
-    shares = {name: float(np.mean(own)) if own else math.nan for name, own in passed.items()}
     return DailyTests(
-        len(starts),
-        shares["number"],
-        shares["spatial"],
-        len(passed["spatial"]),
-        shares["size"],
-        shares["pseudo"],
-        float(np.mean(expected)) if expected else math.nan,
-        float(np.mean(observed)) if observed else math.nan,
-        grid,
-        expected_cells,
-        observed_cells,
+        days=len(starts),
+        number=_mean(number),
+        spatial=_mean(spatial),
+        spatial_days=len(spatial),
+        magnitude=_mean(magnitude),
+        pseudo_likelihood=_mean(pseudo),
+        expected=_mean(expected),
+        observed=_mean(observed),
+        grid=grid,
+        expected_cells=expected_cells,
+        observed_cells=observed_cells,
     )
 
 
-def _inside(cells: NDArray[np.int64]) -> NDArray[np.int64]:
-    return cells[cells >= 0]
+def _mean(values: Ordered[float]) -> float:
+    """The mean, NaN of nothing."""
+    if not values:
+        return math.nan
+    return float(np.mean(values))
 
 
 def write_csep(
@@ -428,19 +478,18 @@ def write_csep(
     from fourpoint.events.dates import SECONDS
 
     longitude, latitude = unproject(forecast.places, centre)
-    ticks = np.round(forecast.times * SECONDS[unit] * 1e6).astype("timedelta64[us]")
-    stamps = np.datetime_as_string(origin.astype("datetime64[us]") + ticks, unit="us")
+    microseconds = np.round(forecast.times * SECONDS[unit] * 1e6)
+    dates = origin.astype("datetime64[us]") + microseconds.astype("timedelta64[us]")
+    stamps = np.datetime_as_string(dates, unit="us")
     order = np.lexsort((forecast.times, forecast.catalogue))
     lines = [HEADER]
-    counts = forecast.counts()
     at = 0
-    for number in range(forecast.count):
-        if not counts[number]:
+    for number, count in enumerate(forecast.counts()):
+        if not count:
             lines.append(f",,,,,{number},")
-        for k, i in enumerate(order[at : at + counts[number]]):
-            lines.append(
-                f"{longitude[i]:.6f},{latitude[i]:.6f},{forecast.magnitudes[i]:.4f},{stamps[i]},"
-                f"0.0,{number},{k}"
-            )
-        at += counts[number]
+        for k, i in enumerate(order[at : at + count]):
+            place = f"{longitude[i]:.6f},{latitude[i]:.6f}"
+            magnitude = f"{forecast.magnitudes[i]:.4f}"
+            lines.append(f"{place},{magnitude},{stamps[i]},0.0,{number},{k}")
+        at += count
     write_atomic(Path(path), "\n".join(lines) + "\n")

@@ -71,11 +71,26 @@ def least_transport(
     price = -1.0 if exact else delete
     loops = kernels.DECODING.choose()
     transport = numba_decoding.transport if loops is None else loops.transport
-    given = (futures.times, futures.marks, futures.offsets, futures.paths, types, steps)
-    rest = (insert + delete, price, CANDIDATES, times, marks, counts, gains)
-    every_row(rows, lambda first, step, fault: transport(first, step, *given, *rest))
-    expected = np.diff(futures.offsets).reshape(rows, -1).mean(1)
-    return Events(times, marks, insert * expected + delete * counts - gains)
+    arguments = (
+        futures.times,
+        futures.marks,
+        futures.offsets,
+        futures.paths,
+        types,
+        steps,
+        insert + delete,
+        price,
+        CANDIDATES,
+        times,
+        marks,
+        counts,
+        gains,
+    )
+    every_row(rows, lambda first, step, fault: transport(first, step, *arguments))
+    events = np.diff(futures.offsets).reshape(rows, -1)
+    expected = events.mean(1)
+    distance = insert * expected + delete * counts - gains
+    return Events(times, marks, distance)
 
 
 def match_confidence(
@@ -97,13 +112,23 @@ def match_confidence(
     confidence = np.zeros((rows, types, len(grid)))
     loops = kernels.DECODING.choose()
     coverage = numba_decoding.coverage if loops is None else loops.coverage
-    given = (futures.times, futures.marks, futures.offsets, futures.paths, types)
-    rest = (np.ascontiguousarray(grid), delta, len(grid), least, confidence)
-    every_row(rows, lambda first, step, fault: coverage(first, step, *given, *rest))
+    arguments = (
+        futures.times,
+        futures.marks,
+        futures.offsets,
+        futures.paths,
+        types,
+        np.ascontiguousarray(grid),
+        delta,
+        len(grid),
+        least,
+        confidence,
+    )
+    every_row(rows, lambda first, step, fault: coverage(first, step, *arguments))
     return confidence
 
 
-def median_counts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def median_counts(counts: Integers) -> Integers:
     """The count with the least expected absolute error for each forecast and type, from (R, P, M)
     counts of paths: the lower median.
 
@@ -111,10 +136,11 @@ def median_counts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     [[1]]
     """
     ordered = np.sort(counts, axis=1)
-    return np.asarray(ordered[:, (counts.shape[1] - 1) // 2])
+    lower_middle = (counts.shape[1] - 1) // 2
+    return np.asarray(ordered[:, lower_middle])
 
 
-def smape_counts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def smape_counts(counts: Integers) -> Integers:
     """The count with the least expected |n - n'| / (n + n') for each forecast and type, from
     (R, P, M) counts of paths; the smallest of several.
 
@@ -123,10 +149,13 @@ def smape_counts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     >>> smape_counts(np.array([[[0], [0], [3]], [[1], [2], [9]]])).tolist()
     [[0], [2]]
     """
-    best = np.zeros((counts.shape[0], counts.shape[2]), dtype=np.int64)
+    rows, _, types = counts.shape
+    best = np.zeros((rows, types), dtype=np.int64)
     least = (counts > 0).mean(1)
-    for candidate in range(1, int(counts.max(initial=0)) + 1):
-        loss = (np.abs(counts - candidate) / (counts + candidate)).mean(1)
+    most = int(counts.max(initial=0))
+    for candidate in range(1, most + 1):
+        error = np.abs(counts - candidate) / (counts + candidate)
+        loss = error.mean(1)
         better = loss < least - 1e-12
         best = np.where(better, candidate, best)
         least = np.where(better, loss, least)

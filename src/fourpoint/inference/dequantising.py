@@ -37,6 +37,7 @@ import copy
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -53,25 +54,14 @@ from fourpoint.inference.sampling import eval_mode, remember, select_rows
 from fourpoint.models.base import History, PointProcess
 from fourpoint.ops.quadrature import gauss_legendre
 
-FINE = (
-    32,
-    13,
-    2,
-)  # particles, octaves and cells per octave, for models whose integrals are closed forms
-ROUGH = (8, 10, 1)  # the same for all others, whose rates cost more
-PANELS = (
-    0.0,
-    2.0**-10,
-    2.0**-7,
-    2.0**-4,
-    0.5,
-    1.0,
-)  # of an integral, each with three nodes; events are followed by fast changes
+# Particles, octaves, and cells per octave.
+FINE = (32, 13, 2)  # for models whose integrals are closed forms
+ROUGH = (8, 10, 1)  # for all others, whose rates cost more
+# Panels of an integral, each with three nodes; events are followed by fast changes.
+PANELS = (0.0, 2.0**-10, 2.0**-7, 2.0**-4, 0.5, 1.0)
 SEGMENT = 256  # events of a sequence that are followed by one set of particles
-MOST_CLOSED, MOST = (
-    20_000,
-    2_000,
-)  # events: for models whose integrals are closed forms, and for all others
+MOST_CLOSED = 20_000  # events, for models whose integrals are closed forms
+MOST = 2_000  # events, for all others
 ROWS = 4096  # particles of all sequences that are stepped at once
 CRITICAL = 0.9  # the most offspring of an event that a proposal reckons with
 MARKS = 64  # types up to which a proposal looks at the rate of the event's own type
@@ -104,26 +94,24 @@ def change_within_ticks(model: PointProcess, data: Dataset, resolution: float) -
     see, and a uniform place is the model's own law.
     """
     some = data.some(MOST, seed=0)
-    total, events = 0.0, 0
+    device = device_of(model)
     nodes, weights = gauss_legendre(4)
+    total = 0.0
+    events = 0
     with eval_mode(model):
         for rows in some.batches(16):
-            batch = some.batch(rows).to(device_of(model))
+            batch = some.batch(rows).to(device)
             carried = None
             for block, _ in blocks_of(model, batch):
                 history = model.encode(block, carried)
-                seen = torch.arange(block.times.shape[1], device=block.times.device).expand_as(
-                    block.times
-                )
-                before = model.total_intensity(history, block.times[..., None], seen)
-                after = model.total_intensity(
-                    history,
-                    block.times[..., None] + resolution * nodes.to(block.times),
-                    seen + 1,
-                )
-                change = resolution * (
-                    (after - before).abs().double() * weights.to(block.times)
-                ).sum(-1)
+                times = block.times[..., None]
+                later = times + resolution * nodes.to(times)
+                events_before = torch.arange(block.times.shape[1], device=device)
+                events_before = events_before.expand_as(block.times)
+                before = model.total_intensity(history, times, events_before)
+                after = model.total_intensity(history, later, events_before + 1)
+                difference = (after - before).abs().double()
+                change = resolution * (difference * weights.to(times)).sum(-1)
                 total += float(torch.where(block.valid, change, 0.0).sum())
                 events += int(block.valid.sum())
                 carried = history.latest()
@@ -164,15 +152,18 @@ def dequantise(
     times = uniform.times.copy()
     ticks = _Ticks.of(data, resolution)
     particles = particles or _rule(model)[0]
+    together = max(1, ROWS // particles)
     with eval_mode(model):
-        for group in _groups(data, ticks, max(1, ROWS // particles)):
+        for group in _groups(data, ticks, together):
             past = _stack([_before(model, uniform, piece) for piece in group])
             columns = _Columns.of(data, ticks, group)
-            found = _filtered(model, past, columns, particles, random).numpy()
-            for row, piece in zip(found, group, strict=True):
-                times[piece.first : piece.last] = row[: piece.last - piece.first]
-    row = np.repeat(np.arange(len(data)), data.lengths)
-    return replace(data, times=times[np.lexsort((times, row))])
+            found = _filtered(model, past, columns, particles, random)
+            for row, piece in enumerate(group):
+                count = piece.last - piece.first
+                times[piece.first : piece.last] = found[row, :count].numpy()
+    row_of_event = np.repeat(np.arange(len(data)), data.lengths)
+    order = np.lexsort((times, row_of_event))
+    return replace(data, times=times[order])
 
 
 def first_events(data: Dataset, most: int) -> Dataset:
@@ -190,16 +181,19 @@ def first_events(data: Dataset, most: int) -> Dataset:
     """
     if data.events <= most:
         return data
-    whole = int(np.searchsorted(np.cumsum(data.lengths), most, side="right"))
+    up_to = np.cumsum(data.lengths)
+    whole = int(np.searchsorted(up_to, most, side="right"))
     if whole:
         return data.select(np.arange(whole))
     only = data[0]
-    distinct = np.flatnonzero(np.diff(only.times[: most + 1]) > 0)
+    gaps = np.diff(only.times[: most + 1])
+    distinct = np.flatnonzero(gaps > 0)
     if not len(distinct):
         return data.select(np.arange(1))
     cut = int(distinct[-1])
     stop = (only.times[cut] + only.times[cut + 1]) / 2
-    return Dataset.from_sequences([only.before(float(stop))], unit=data.unit, name=data.name)
+    part = only.before(float(stop))
+    return Dataset.from_sequences([part], unit=data.unit, name=data.name)
 
 
 # ------------------------------------------------------------------ ticks and segments
@@ -218,16 +212,25 @@ class _Ticks:
 
     @staticmethod
     def of(data: Dataset, resolution: float) -> _Ticks:
-        row = np.repeat(np.arange(len(data)), data.lengths)
         low, high = ticks_of(data, resolution)
-        apart = (np.diff(data.times) > resolution / 2) | (np.diff(row) > 0)
-        first = np.concatenate([np.ones(min(1, data.events), dtype=bool), apart])
+        row = np.repeat(np.arange(len(data)), data.lengths)
+        next_tick = np.diff(data.times) > resolution / 2
+        next_sequence = np.diff(row) > 0
+        first = np.ones(data.events, dtype=bool)
+        first[1:] = next_tick | next_sequence
         heads = np.flatnonzero(first)
         ends = np.append(heads[1:], data.events)
-        number = np.cumsum(first) - 1
-        remaining = ends[number] - 1 - np.arange(data.events)
+        tick = np.cumsum(first) - 1
+        last = ends[tick] - 1
+        remaining = last - np.arange(data.events)
         # One interval for all events of a tick: rounding errors of their times must not order them.
-        return _Ticks(low[heads][number], high[heads][number], first, remaining.astype(np.int64))
+        head = heads[tick]
+        return _Ticks(
+            low=low[head],
+            high=high[head],
+            first=first,
+            remaining=remaining.astype(np.int64),
+        )
 
 
 @dataclass(frozen=True)
@@ -249,38 +252,67 @@ def _groups(data: Dataset, ticks: _Ticks, size: int) -> Iterator[list[_Segment]]
     for s in range(len(data)):
         begin = int(data.offsets[s])
         end = int(data.offsets[s + 1])
-        cuts = [begin]
-        while cuts[-1] + SEGMENT < end:
-            heads = np.flatnonzero(ticks.first[cuts[-1] + SEGMENT : end])
-            if not len(heads):
-                break
-            cuts.append(cuts[-1] + SEGMENT + int(heads[0]))
-        cuts.append(end)
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True):
-            start = float(data.starts[s]) if a == begin else float(ticks.high[a - 1])
-            stop = float(data.stops[s]) if b == end else float(ticks.low[b])
+        cuts = _cuts(ticks, begin, end)
+        for a, b in pairwise(cuts):
+            start = data.starts[s]
+            if a > begin:
+                start = ticks.high[a - 1]
+            stop = data.stops[s]
+            if b < end:
+                stop = ticks.low[b]
             if b > a:
-                found.append(_Segment(s, a, b, start, stop))
+                piece = _Segment(s, a, b, float(start), float(stop))
+                found.append(piece)
     found.sort(key=lambda piece: piece.last - piece.first)
     for i in range(0, len(found), size):
         yield found[i : i + size]
+
+
+def _cuts(ticks: _Ticks, begin: int, end: int) -> list[int]:
+    """Where the events from ``begin`` to ``end`` are cut into segments: at the first tick after
+    every SEGMENT events, and at both ends.
+    """
+    cuts = [begin]
+    least = begin + SEGMENT
+    while least < end:
+        heads = np.flatnonzero(ticks.first[least:end])
+        if not len(heads):
+            break
+        cut = least + int(heads[0])
+        cuts.append(cut)
+        least = cut + SEGMENT
+    return [*cuts, end]
 
 
 def _before(model: PointProcess, data: Dataset, piece: _Segment) -> Any:
     """The history of one sequence before a segment, from times dequantised uniformly."""
     begin = int(data.offsets[piece.sequence])
     rows = slice(begin, piece.first)
-    times = torch.from_numpy(data.times[rows].copy())[None]
-    marks = torch.from_numpy(data.mark_ids[rows].copy())[None]
-    places = None if data.places is None else torch.from_numpy(data.places[rows].copy())[None]
-    start = torch.tensor([data.starts[piece.sequence]], dtype=torch.float64)
-    stop = torch.tensor([piece.start], dtype=torch.float64)
-    features = None if data.features is None else torch.from_numpy(data.features[rows].copy())[None]
+
+    def row_of(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(values[rows].copy())[None]
+
+    places = None
+    if data.places is not None:
+        places = row_of(data.places)
+    features = None
+    if data.features is not None:
+        features = row_of(data.features)
     context = None
     if data.context is not None:
         context = data.context.batch(np.array([piece.sequence]))
-    valid = torch.ones_like(marks, dtype=torch.bool)
-    return remember(model, Batch(times, marks, valid, start, stop, places, features, context))
+    marks = row_of(data.mark_ids)
+    batch = Batch(
+        times=row_of(data.times),
+        marks=marks,
+        valid=torch.ones_like(marks, dtype=torch.bool),
+        start=torch.tensor([data.starts[piece.sequence]], dtype=torch.float64),
+        stop=torch.tensor([piece.start], dtype=torch.float64),
+        places=places,
+        features=features,
+        context=context,
+    )
+    return remember(model, batch)
 
 
 def _stack(histories: list[Any]) -> Any:
@@ -288,11 +320,13 @@ def _stack(histories: list[Any]) -> Any:
     first = histories[0]
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(first):
-        values = [getattr(history, field.name) for history in histories]
-        if isinstance(values[0], Tensor):
-            changed[field.name] = torch.cat(values)
-        elif dataclasses.is_dataclass(values[0]) and not isinstance(values[0], type):
-            changed[field.name] = _stack(values)
+        name = field.name
+        values = [getattr(history, name) for history in histories]
+        own = values[0]
+        if isinstance(own, Tensor):
+            changed[name] = torch.cat(values)
+        elif dataclasses.is_dataclass(own) and not isinstance(own, type):
+            changed[name] = _stack(values)
     return replace(first, **changed)
 
 
@@ -313,19 +347,68 @@ class _Columns:
 
     @staticmethod
     def of(data: Dataset, ticks: _Ticks, group: list[_Segment]) -> _Columns:
-        begin = np.array([piece.first for piece in group])
+        begin = np.array([piece.first for piece in group])[:, None]
         size = np.array([piece.last - piece.first for piece in group])
         column = np.arange(int(size.max()))
         valid = column < size[:, None]
-        flat = np.where(valid, begin[:, None] + column, begin[:, None])
-        places = None if data.places is None else torch.from_numpy(data.places[flat])
-        features = None if data.features is None else torch.from_numpy(data.features[flat])
-        taken = (ticks.low, ticks.high, ticks.first, ticks.remaining, data.mark_ids)
-        low, high, first, remaining, marks = (torch.from_numpy(x[flat]) for x in taken)
-        start = torch.tensor([piece.start for piece in group], dtype=torch.float64)
-        stop = torch.tensor([piece.stop for piece in group], dtype=torch.float64)
-        known = torch.from_numpy(valid)
-        return _Columns(low, high, first, remaining, marks, known, places, features, start, stop)
+        event = np.where(valid, begin + column, begin)
+
+        def table(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(values[event])
+
+        places = None
+        if data.places is not None:
+            places = table(data.places)
+        features = None
+        if data.features is not None:
+            features = table(data.features)
+        starts = [piece.start for piece in group]
+        stops = [piece.stop for piece in group]
+        return _Columns(
+            low=table(ticks.low),
+            high=table(ticks.high),
+            first=table(ticks.first),
+            remaining=table(ticks.remaining),
+            marks=table(data.mark_ids),
+            valid=torch.from_numpy(valid),
+            places=places,
+            features=features,
+            start=torch.tensor(starts, dtype=torch.float64),
+            stop=torch.tensor(stops, dtype=torch.float64),
+        )
+
+    def column(self, j: int, owner: Int[Tensor, " R"]) -> _Column:
+        """Event ``j`` of the segment that each particle belongs to."""
+        place = None
+        if self.places is not None:
+            place = self.places[:, j][owner]
+        features = None
+        if self.features is not None:
+            features = self.features[:, j][owner]
+        return _Column(
+            low=self.low[:, j][owner],
+            high=self.high[:, j][owner],
+            first=self.first[:, j][owner],
+            remaining=self.remaining[:, j][owner],
+            mark=self.marks[:, j][owner],
+            active=self.valid[:, j][owner],
+            place=place,
+            features=features,
+        )
+
+
+@dataclass(frozen=True)
+class _Column:
+    """The ticks of event j of every segment; a row for each particle."""
+
+    low: Float[Tensor, " R"]
+    high: Float[Tensor, " R"]
+    first: Bool[Tensor, " R"]
+    remaining: Int[Tensor, " R"]
+    mark: Int[Tensor, " R"]
+    active: Bool[Tensor, " R"]
+    place: Float[Tensor, "R k"] | None
+    features: Float[Tensor, "R F"] | None
 
 
 # ------------------------------------------------------------------ the filter
@@ -339,58 +422,65 @@ def _filtered(
     owner = torch.arange(S).repeat_interleave(particles)
     history = select_rows(past, owner)
     paths = torch.zeros(S * particles, N, dtype=torch.float64)
-    weights = torch.zeros(S, particles, dtype=torch.float64)  # logarithms
+    log_weights = torch.zeros(S, particles, dtype=torch.float64)
     reached = ticks.start[owner]  # the end of the last tick: no event from the last one up to here
-    time, expected = reached.clone(), torch.zeros_like(reached)  # the last event, and log psi there
-    offspring = torch.zeros_like(
-        reached
-    )  # what an event was last seen to add to the events of its tick
+    time = reached.clone()  # the last event
+    expected = torch.zeros_like(reached)  # log psi there
+    # What an event was last seen to add to the events of its tick.
+    offspring = torch.zeros_like(reached)
     for j in range(N):
-        low, high, first, after, mark, active = (
-            x[:, j][owner]
-            for x in (ticks.low, ticks.high, ticks.first, ticks.remaining, ticks.marks, ticks.valid)
-        )
-        place = None if ticks.places is None else ticks.places[:, j][owner]
+        tick = ticks.column(j, owner)
+        active = tick.active
         # A row without events left asks for rates where it stands: earlier ones, of a fast decay,
         # may overflow.
-        high = torch.where(active, high, reached)
-        left = torch.where(active, torch.where(first, low, time), reached)
-        since = torch.where(active & ~first, time, reached)
-        proposal = _propose(model, history, since, left, high, mark, after, offspring, random)
-        logs = _log_rate(model, history, proposal.time, mark, place)
-        features = None if ticks.features is None else ticks.features[:, j][owner]
-        history = _extended(model, history, proposal.time, mark, active, place, features)
+        high = torch.where(active, tick.high, reached)
+        earliest = torch.where(tick.first, tick.low, time)
+        left = torch.where(active, earliest, reached)
+        since = torch.where(active & ~tick.first, time, reached)
+        proposal = _propose(
+            model,
+            history,
+            since,
+            left,
+            high,
+            tick.mark,
+            tick.remaining,
+            offspring,
+            random,
+        )
+        log_rate = _log_rate(model, history, proposal.time, tick.mark, tick.place)
+        history = _extended(model, history, proposal.time, tick)
         rest = _survival(model, history, proposal.time, high)
-        jump = torch.where(active, rest - proposal.rest, offspring).clamp(0, CRITICAL)
-        offspring = (
-            jump.reshape(S, particles).mean(1, keepdim=True).expand(S, particles).reshape(-1)
-        )
-        ahead = _log_count(after, rest, offspring) - rest
-        gain = (
-            logs
-            - proposal.integral
-            + ahead
-            - proposal.log_density
-            - torch.where(first, 0.0, expected)
-        )
-        weights = weights + torch.where(active, gain, 0.0).reshape(S, particles)
+        jump = torch.where(active, rest - proposal.rest, offspring)
+        jump = jump.clamp(0, CRITICAL).reshape(S, particles)
+        mean_jump = jump.mean(1, keepdim=True)
+        offspring = mean_jump.expand(S, particles).reshape(-1)
+        ahead = _log_count(tick.remaining, rest, offspring) - rest
+        gain = log_rate - proposal.integral + ahead - proposal.log_density
+        gain = gain - torch.where(tick.first, 0.0, expected)
+        gain = torch.where(active, gain, 0.0)
+        log_weights = log_weights + gain.reshape(S, particles)
         time = torch.where(active, proposal.time, time)
         expected = torch.where(active, ahead, expected)
         reached = torch.where(active, high, reached)
         paths[:, j] = time
-        weights = torch.where(torch.isfinite(weights).any(1, keepdim=True), weights, 0.0)
-        weights = weights - weights.logsumexp(1, keepdim=True)
-        poor = (2 * weights).logsumexp(1).neg().exp() < particles / 2
+        possible = torch.isfinite(log_weights).any(1, keepdim=True)
+        log_weights = torch.where(possible, log_weights, 0.0)
+        log_weights = log_weights - log_weights.logsumexp(1, keepdim=True)
+        effective = (2 * log_weights).logsumexp(1).neg().exp()
+        poor = effective < particles / 2
         if bool(poor.any()):
-            rows = _resampled(weights, poor, random)
+            rows = _resampled(log_weights, poor, random)
             history = select_rows(history, rows)
             paths = paths[rows]
             time = time[rows]
             expected = expected[rows]
-            weights = torch.where(poor[:, None], 0.0, weights)
-    weights = weights - _survival(model, history, reached, ticks.stop[owner]).reshape(S, particles)
-    chosen = torch.multinomial(weights.softmax(1), 1, generator=random)[:, 0]
-    return paths[torch.arange(S) * particles + chosen]
+            log_weights = torch.where(poor[:, None], 0.0, log_weights)
+    silence = _survival(model, history, reached, ticks.stop[owner])
+    log_weights = log_weights - silence.reshape(S, particles)
+    chosen = torch.multinomial(log_weights.softmax(1), 1, generator=random)
+    first = torch.arange(S) * particles
+    return paths[first + chosen[:, 0]]
 
 
 @dataclass(frozen=True)
@@ -423,23 +513,33 @@ def _propose(
     share = edges.diff()
     middle = edges[:-1] + share / 2
     width = (right - left).clamp(min=1e-300)
-    total, own = _rates(model, history, left[:, None] + width[:, None] * middle, mark)
+    times = left[:, None] + width[:, None] * middle
+    total, own = _rates(model, history, times, mark)
     silence = _survival(model, history, reached, left)
     mass = width[:, None] * share * total
     before = mass.cumsum(1) - mass
     whole = mass.sum(1, keepdim=True)
-    later = _log_count(after[:, None], whole - before - mass / 2, offspring[:, None])
-    score = torch.log((own * share).clamp(min=1e-300)) + later
-    chance = score.log_softmax(1)
-    cell = torch.multinomial(chance.exp(), 1, generator=random)
+    rest = whole - before - mass / 2
+    later = _log_count(after[:, None], rest, offspring[:, None])
+    own_mass = (own * share).clamp(min=1e-300)
+    score = torch.log(own_mass) + later
+    log_chance = score.log_softmax(1)
+    cell = torch.multinomial(log_chance.exp(), 1, generator=random)
+
+    def of_cell(values: Float[Tensor, "R C"]) -> Float[Tensor, "R 1"]:
+        return values.gather(1, cell)
+
     inside = torch.rand(cell.shape, generator=random, dtype=torch.float64)
-    place = (
-        edges[:-1].expand_as(mass).gather(1, cell) + share.expand_as(mass).gather(1, cell) * inside
-    )[:, 0]
-    density = (chance - torch.log(share)).gather(1, cell)[:, 0] - torch.log(width)
-    passed = (before.gather(1, cell) + mass.gather(1, cell) * inside)[:, 0]
+    begin = of_cell(edges[:-1].expand_as(mass))
+    length = of_cell(share.expand_as(mass))
+    place = (begin + length * inside)[:, 0]
+    density = of_cell(log_chance - torch.log(share))[:, 0]
+    passed = (of_cell(before) + of_cell(mass) * inside)[:, 0]
     return _Proposal(
-        torch.minimum(left + width * place, right), density, silence + passed, whole[:, 0] - passed
+        time=torch.minimum(left + width * place, right),
+        log_density=density - torch.log(width),
+        integral=silence + passed,
+        rest=whole[:, 0] - passed,
     )
 
 
@@ -450,11 +550,10 @@ def _log_count(
     (Borel and Tanner's law).
     """
     base = mean.clamp(min=1e-300)
-    found = (
-        torch.log(base)
-        + (count - 1) * torch.log(base + offspring * count)
-        - torch.lgamma(count + 1.0)
-    )
+    with_offspring = base + offspring * count
+    log_power = (count - 1) * torch.log(with_offspring)
+    log_factorial = torch.lgamma(count + 1.0)
+    found = torch.log(base) + log_power - log_factorial
     return torch.where(count > 0, found, 0.0)
 
 
@@ -466,19 +565,19 @@ def _survival(
     """
     end = torch.maximum(left, right)
     if model.has_closed_integral:
-        return (
-            model.closed_integral(history, left[:, None], end[:, None], history.lengths[:, None])
-            .sum((1, 2))
-            .double()
-        )
+        last = history.lengths[:, None]
+        exact = model.closed_integral(history, left[:, None], end[:, None], last)
+        return exact.sum((1, 2)).double()
     x, w = gauss_legendre(3)
     panels = torch.tensor(PANELS, dtype=torch.float64)
+    begins = panels[:-1, None]
     lengths = panels.diff()[:, None]
-    nodes = (panels[:-1, None] + lengths * x).flatten()
+    nodes = (begins + lengths * x).flatten()
     weights = (lengths * w).flatten()
     width = end - left
     times = left[:, None] + width[:, None] * nodes
-    return width * (_total(model, history, times) * weights).sum(1)
+    rates = _total(model, history, times)
+    return width * (rates * weights).sum(1)
 
 
 def _rates(
@@ -487,19 +586,24 @@ def _rates(
     """The total rate and that of ``mark`` from the last position; the total for both if there are
     many types.
     """
-    if model.marks.count == 1 or model.marks.count > MARKS:
+    marks = model.marks.count
+    if marks == 1 or marks > MARKS:
         total = _total(model, history, times)
         return total, total
-    logs = model.log_intensity(history, times[:, None], history.lengths[:, None])[:, 0]
-    each = logs.double().exp()
+    last = history.lengths[:, None]
+    log_rates = model.log_intensity(history, times[:, None], last)[:, 0]
+    rates = log_rates.double().exp()
     of_mark = mark[:, None, None].expand(-1, times.shape[1], 1)
-    return each.sum(-1), each.gather(2, of_mark)[..., 0]
+    own = rates.gather(2, of_mark)[..., 0]
+    return rates.sum(-1), own
 
 
 def _total(
     model: PointProcess, history: History, times: Float[Tensor, "R Q"]
 ) -> Float[Tensor, "R Q"]:
-    return model.total_intensity(history, times[:, None], history.lengths[:, None])[:, 0].double()
+    last = history.lengths[:, None]
+    total = model.total_intensity(history, times[:, None], last)
+    return total[:, 0].double()
 
 
 def _log_rate(
@@ -516,21 +620,23 @@ def _log_rate(
         logs = model.log_intensity(history, at, last)
     else:
         logs = model.log_intensity_at(history, at, place[:, None, None], last)
-    return logs[:, 0, 0].double().gather(1, mark[:, None])[:, 0]
+    own = logs[:, 0, 0].double().gather(1, mark[:, None])
+    return own[:, 0]
 
 
 def _extended(
-    model: PointProcess,
-    history: History,
-    time: Tensor,
-    mark: Tensor,
-    active: Tensor,
-    place: Tensor | None,
-    features: Tensor | None,
+    model: PointProcess, history: History, time: Float[Tensor, " R"], tick: _Column
 ) -> Any:
-    if place is None and features is None:
-        return model.extend(history, time, mark, active)
-    return model.extend(history, time, mark, active, place, features)
+    if tick.place is None and tick.features is None:
+        return model.extend(history, time, tick.mark, tick.active)
+    return model.extend(
+        history,
+        time,
+        tick.mark,
+        tick.active,
+        tick.place,
+        tick.features,
+    )
 
 
 def _resampled(
@@ -540,20 +646,26 @@ def _resampled(
     as they are.
     """
     S, P = weights.shape
-    points = (torch.arange(P) + torch.rand(S, 1, generator=random, dtype=torch.float64)) / P
-    chosen = torch.searchsorted(
-        weights.softmax(1).cumsum(1).contiguous(), points.contiguous()
-    ).clamp(max=P - 1)
+    offset = torch.rand(S, 1, generator=random, dtype=torch.float64)
+    points = (torch.arange(P) + offset) / P
+    reached = weights.softmax(1).cumsum(1)
+    chosen = torch.searchsorted(reached.contiguous(), points.contiguous())
+    chosen = chosen.clamp(max=P - 1)
     kept = torch.where(poor[:, None], chosen, torch.arange(P))
-    return (kept + P * torch.arange(S)[:, None]).reshape(-1)
+    first = P * torch.arange(S)[:, None]
+    return (kept + first).reshape(-1)
 
 
 def _rule(model: PointProcess) -> tuple[int, int, int]:
-    return FINE if model.has_closed_integral else ROUGH
+    if model.has_closed_integral:
+        return FINE
+    return ROUGH
 
 
 def _edges(model: PointProcess) -> Float[Tensor, " C"]:
     """Ends of the cells of an interval, from 0 to 1, with the shortest cell at 0."""
     _, octaves, parts = _rule(model)
-    powers = torch.arange(-octaves * parts, 1, dtype=torch.float64) / parts
-    return torch.cat([torch.zeros(1, dtype=torch.float64), torch.exp2(powers)])
+    cells = octaves * parts
+    powers = torch.arange(-cells, 1, dtype=torch.float64) / parts
+    zero = torch.zeros(1, dtype=torch.float64)
+    return torch.cat([zero, torch.exp2(powers)])

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 BATCH = 64
 EVENTS = 500
 FEWEST = 20  # sequences that are units by themselves
@@ -49,17 +50,21 @@ class Difference(Printed):
     unit_name: str
     ids: tuple[str, ...]
     per_sequence: Floats  # nats, (S,)
-    events: NDArray[np.int64]  # (S,)
+    events: Integers  # (S,)
     times: Floats  # of all gaps' ends, in the order of the data
     gains: Floats  # nats of each gap
     dates: Dates | None
 
     def to_dict(self) -> dict[str, Any]:
         """All numbers, with one entry for each sequence."""
-        sequences = [
-            {"sequence": name, "events": int(count), "difference": float(own)}
-            for name, count, own in zip(self.ids, self.events, self.per_sequence, strict=True)
-        ]
+        sequences = []
+        for row, name in enumerate(self.ids):
+            own = {
+                "sequence": name,
+                "events": int(self.events[row]),
+                "difference": float(self.per_sequence[row]),
+            }
+            sequences.append(own)
         return plain(
             {
                 "log_likelihood_per_event": asdict(self.log_likelihood),
@@ -75,12 +80,14 @@ class Difference(Printed):
     def sentence(self) -> str:
         """Which model is better, if that is clear."""
         gain = self.log_likelihood
-        low, high = f"{gain.low:+.4f}", f"{gain.high:+.4f}"
         if gain.low > 0:
-            return f"The first model is better: {gain.mean:+.4f} nats per event ({low} to {high})."
-        if gain.high < 0:
-            return f"The second model is better: {gain.mean:+.4f} nats per event ({low} to {high})."
-        return f"Neither is clearly better: {gain.mean:+.4f} nats per event ({low} to {high})."
+            which = "The first model is better"
+        elif gain.high < 0:
+            which = "The second model is better"
+        else:
+            which = "Neither is clearly better"
+        interval = f"{gain.low:+.4f} to {gain.high:+.4f}"
+        return f"{which}: {gain.mean:+.4f} nats per event ({interval})."
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
         """Where one model wins: of one log the difference added up over time, of many sequences the
@@ -95,24 +102,31 @@ class Difference(Printed):
 
     def __rich__(self) -> Table:
         table = text_table(
-            self.sentence, title_justify="left", box=None, pad_edge=False, show_header=False
+            self.sentence,
+            title_justify="left",
+            box=None,
+            pad_edge=False,
+            show_header=False,
         )
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
-        for name, gain, what in (
-            ("log-likelihood", self.log_likelihood, "nats per event"),
-            ("CRPS of the next time", self.crps, f"per event, {self.crps_events:,} events"),
-        ):
-            interval = f"{gain.low:+.4g} to {gain.high:+.4g}"
-            table.add_row(name, f"{gain.mean:+.4g} ({interval}) {what}")
-        ordered = sorted(self.by_mark.items(), key=lambda item: -abs(item[1]))[:SHOWN]
-        if ordered:
-            table.add_row("by type", ", ".join(f"{name} {gain:+.4f}" for name, gain in ordered))
-        wins = int((self.per_sequence > 0).sum())
+        nats = _with_interval(self.log_likelihood)
+        table.add_row("log-likelihood", f"{nats} nats per event")
+        crps = _with_interval(self.crps)
+        table.add_row("CRPS of the next time", f"{crps} per event, {self.crps_events:,} events")
+        by_size = sorted(self.by_mark.items(), key=lambda item: -abs(item[1]))
+        largest = [f"{name} {gain:+.4f}" for name, gain in by_size[:SHOWN]]
+        if largest:
+            table.add_row("by type", ", ".join(largest))
         if len(self.ids) > 1:
+            wins = int((self.per_sequence > 0).sum())
             table.add_row("first is better in", f"{wins:,} of {len(self.ids):,} sequences")
         table.add_row("interval", f"95%, bootstrap over {self.units:,} {self.unit_name}")
         return table
+
+
+def _with_interval(gain: Gain) -> str:
+    return f"{gain.mean:+.4g} ({gain.low:+.4g} to {gain.high:+.4g})"
 
 
 def difference(
@@ -152,33 +166,48 @@ def difference(
             "data with at least one event", f"{data}", "Score another part of the data."
         )
     gaps = _gaps(first, data, tolerance, progress)
-    owner, marks, times = gaps.sequences, gaps.marks, gaps.ends
-    gains = gaps.nats - _gaps(second, data, tolerance, progress).nats
-    unit, unit_name = _units(data, owner)
+    other_gaps = _gaps(second, data, tolerance, progress)
+    gains = gaps.nats - other_gaps.nats
+    unit, unit_name = _units(data, gaps.sequences)
     count = int(unit.max()) + 1
-    is_event = marks >= 0
-    in_unit = np.bincount(unit[is_event], minlength=count).astype(np.float64)
-    by_unit = np.bincount(unit, gains, count).astype(np.float64)
+    is_event = gaps.marks >= 0
+    in_unit = _sums(unit[is_event], None, count)
+    by_unit = _sums(unit, gains, count)
     filled = (in_unit > 0) | (by_unit != 0)
-    likelihood = paired_gain(by_unit[filled], in_unit[filled], seed)
     rng = np.random.default_rng(seed)
-    chosen = np.sort(scored[rng.permutation(len(scored))[:events]])
+    drawn = rng.permutation(len(scored))[:events]
+    chosen = np.sort(scored[drawn])
     apart = _crps_differences(first, second, data, chosen, progress)
-    of_event = np.full(data.events, -1, dtype=np.int64)
-    of_event[scored] = unit[is_event]
-    own = of_event[chosen]
-    number = np.bincount(own, minlength=count).astype(np.float64)
-    apart_by_unit = np.bincount(own, apart, count).astype(np.float64)
-    crps = paired_gain(apart_by_unit[number > 0], number[number > 0], seed)
-    by_mark = {
-        name: float(gains[marks == m].mean())
-        for m, name in enumerate(data.marks.names)
-        if (marks == m).any()
-    }
-    per_sequence = np.bincount(owner, gains, len(data)).astype(np.float64)
-    head = (likelihood, crps, len(chosen), by_mark, int(filled.sum()), unit_name)
-    counts = np.asarray(data.scored_lengths, dtype=np.int64)
-    return Difference(*head, tuple(data.ids), per_sequence, counts, times, gains, data.dates(0))
+    unit_of_event = np.full(data.events, -1, dtype=np.int64)
+    unit_of_event[scored] = unit[is_event]
+    own = unit_of_event[chosen]
+    chosen_in_unit = _sums(own, None, count)
+    apart_by_unit = _sums(own, apart, count)
+    some = chosen_in_unit > 0
+    by_mark = {}
+    for mark, name in enumerate(data.marks.names):
+        of_mark = gaps.marks == mark
+        if of_mark.any():
+            by_mark[name] = float(gains[of_mark].mean())
+    return Difference(
+        log_likelihood=paired_gain(by_unit[filled], in_unit[filled], seed),
+        crps=paired_gain(apart_by_unit[some], chosen_in_unit[some], seed),
+        crps_events=len(chosen),
+        by_mark=by_mark,
+        units=int(filled.sum()),
+        unit_name=unit_name,
+        ids=tuple(data.ids),
+        per_sequence=_sums(gaps.sequences, gains, len(data)),
+        events=np.asarray(data.scored_lengths, dtype=np.int64),
+        times=gaps.ends,
+        gains=gains,
+        dates=data.dates(0),
+    )
+
+
+def _sums(group: Integers, values: Floats | None, count: int) -> Floats:
+    """The sum of the values in each of ``count`` groups, or how many there are."""
+    return np.bincount(group, values, count).astype(np.float64)
 
 
 def unit_log_likelihoods(
@@ -191,9 +220,9 @@ def unit_log_likelihoods(
     """
     gaps = _gaps(model, data, tolerance, False)
     unit, _ = _units(data, gaps.sequences)
-    nats = np.bincount(unit, gaps.nats).astype(np.float64)
-    events = np.bincount(unit, gaps.marks >= 0).astype(np.float64)
-    return nats, events
+    count = int(unit.max(initial=-1)) + 1
+    is_event = gaps.marks >= 0
+    return _sums(unit, gaps.nats, count), _sums(unit[is_event], None, count)
 
 
 class _Gaps(NamedTuple):
@@ -202,66 +231,71 @@ class _Gaps(NamedTuple):
     """
 
     nats: Floats
-    sequences: NDArray[np.int64]
-    marks: NDArray[np.int64]
+    sequences: Integers
+    marks: Integers
     ends: Floats
 
 
 def _gaps(model: PointProcess, data: Dataset, tolerance: float, progress: bool) -> _Gaps:
     """The scored gaps of ``data`` under ``model``."""
-    nats: list[Floats] = []
-    owner: list[NDArray[np.int64]] = []
-    marks: list[NDArray[np.int64]] = []
-    ends: list[Floats] = []
+    found: list[_Gaps] = []
     done = 0
-    place = next(model.parameters()).device
+    device = next(model.parameters()).device
     with eval_mode(model), bar("scoring", len(data), show=progress) as step:
         for rows in data.batches(BATCH):
-            batch = data.batch(rows).to(place)
+            batch = data.batch(rows).to(device)
             logs, integral = gap_log_likelihoods(model, batch, tolerance=tolerance)
             values = (logs - integral).double().cpu().numpy()
             for k, s in enumerate(rows.tolist()):
-                n = int(data.lengths[s])
-                history = n - int(data.scored_lengths[s])
-                some = slice(int(data.offsets[s]) + history, int(data.offsets[s + 1]))
-                nats.append(values[k, history : n + 1])
-                owner.append(np.full(n + 1 - history, s))
-                marks.append(np.append(data.mark_ids[some], -1))
-                ends.append(np.append(data.times[some], data.stops[s]))
+                length = int(data.lengths[s])
+                count = int(data.scored_lengths[s])
+                last = int(data.offsets[s + 1])
+                some = slice(last - count, last)
+                own = _Gaps(
+                    nats=values[k, length - count : length + 1],
+                    sequences=np.full(count + 1, s),
+                    marks=np.append(data.mark_ids[some], -1),
+                    ends=np.append(data.times[some], data.stops[s]),
+                )
+                found.append(own)
             done += len(rows)
             step(done)
-    order = np.argsort([int(part[0]) for part in owner], kind="stable")
-    parts = ([kind[i] for i in order] for kind in (nats, owner, marks, ends))
-    joined = [np.concatenate(part) for part in parts]
-    return _Gaps(*joined)
+    found.sort(key=lambda own: int(own.sequences[0]))
+    return _Gaps(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 
-def _units(data: Dataset, owner: NDArray[np.int64]) -> tuple[NDArray[np.int64], str]:
+def _units(data: Dataset, owner: Integers) -> tuple[Integers, str]:
     """The unit of every gap, from 0 on."""
-    if int((data.scored_lengths > 0).sum()) >= FEWEST:
+    with_events = int((data.scored_lengths > 0).sum())
+    if with_events >= FEWEST:
         return owner, "sequences"
-    size = max(1, int(np.ceil(len(owner) / BLOCKS)))
-    place = np.arange(len(owner)) - np.searchsorted(owner, owner)
-    key = owner * (len(owner) + 1) + place // size
-    return np.unique(key, return_inverse=True)[1].astype(np.int64), "blocks of a log"
+    gaps = len(owner)
+    size = max(1, int(np.ceil(gaps / BLOCKS)))
+    place = np.arange(gaps) - np.searchsorted(owner, owner)
+    block = place // size
+    key = owner * (gaps + 1) + block
+    _, unit = np.unique(key, return_inverse=True)
+    return unit.astype(np.int64), "blocks of a log"
 
 
 def _crps_differences(
     first: PointProcess,
     second: PointProcess,
     data: Dataset,
-    chosen: NDArray[np.int64],
+    chosen: Integers,
     progress: bool,
 ) -> Floats:
     """The difference of the CRPS of the next time at each of the events ``chosen``."""
-    rows, own = by_sequence(data, chosen)
+    rows, places = by_sequence(data, chosen)
     parts: list[Floats] = []
     with eval_mode(first), eval_mode(second), bar("next times", len(rows), show=progress) as step:
-        for k in range(0, len(rows), BATCH):
+        for begin in range(0, len(rows), BATCH):
+            some = slice(begin, begin + BATCH)
             scores = []
             for model in (first, second):
-                events = laws_before(model, data, rows[k : k + BATCH], own[k : k + BATCH])
-                scores.append(events.law.crps(events.truth).cpu()[events.real].double().numpy())
+                events = laws_before(model, data, rows[some], places[some])
+                crps = events.law.crps(events.truth).cpu()
+                scores.append(crps[events.real].double().numpy())
             parts.append(scores[0] - scores[1])
-            step(min(len(rows), k + BATCH))
+            step(min(len(rows), begin + BATCH))
     return np.concatenate(parts)

@@ -62,16 +62,17 @@ class Explanation(Printed):
         """Everything, as JSON can hold it: the rate by mark, and every past event in the order of
         time.
         """
-        rows = zip(self.times.tolist(), self.marks.tolist(), self.effects.tolist(), strict=True)
-        events = [
-            {
-                "time": t,
-                "mark": self.names[m],
-                "total": sum(e),
-                "effects": dict(zip(self.names, e, strict=True)),
+        marks = self.marks.tolist()
+        effects = self.effects.tolist()
+        events: list[dict[str, Any]] = []
+        for i, time in enumerate(self.times.tolist()):
+            event = {
+                "time": time,
+                "mark": self.names[marks[i]],
+                "total": sum(effects[i]),
+                "effects": dict(zip(self.names, effects[i], strict=True)),
             }
-            for t, m, e in rows
-        ]
+            events.append(event)
         rate = {
             "total": float(self.rate.sum()),
             "marks": dict(zip(self.names, self.rate.tolist(), strict=True)),
@@ -81,7 +82,9 @@ class Explanation(Printed):
             found["date"] = self.dates.text(self.at)
             for event, date in zip(events, self.dates.texts(self.times), strict=True):
                 event["date"] = date
-        return found | {"modes": list(self.modes)} if self.modes else found
+        if self.modes:
+            found["modes"] = list(self.modes)
+        return found
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
         """Each past event's effect on the total rate, as stems, from the first event on whose
@@ -90,17 +93,20 @@ class Explanation(Printed):
         from fourpoint.plots.charts import attention_plot, singular
 
         total = self.effects.sum(1)
-        seen = np.flatnonzero(np.abs(total) >= VISIBLE * np.abs(total).max(initial=0.0))
-        shown_from = slice(int(seen[0]) if len(seen) else 0, None)
-        names = self.names if len(self.names) > 1 else ()
-        unit = unit or ("" if self.dates is None else self.dates.unit)
-        label = "effect on the rate" + (f" (events per {singular(unit)})" if unit else "")
+        size = np.abs(total)
+        visible = np.flatnonzero(size >= VISIBLE * size.max(initial=0.0))
+        first = int(visible[0]) if len(visible) else 0
+        if not unit and self.dates is not None:
+            unit = self.dates.unit
+        label = "effect on the rate"
+        if unit:
+            label += f" (events per {singular(unit)})"
         return attention_plot(
-            self.times[shown_from],
-            total[shown_from],
+            self.times[first:],
+            total[first:],
             at=self.at,
-            event_marks=self.marks[shown_from],
-            names=names,
+            event_marks=self.marks[first:],
+            names=self.names if len(self.names) > 1 else (),
             label=label,
             unit=unit,
             dates=self.dates,
@@ -109,37 +115,48 @@ class Explanation(Printed):
 
     def __rich__(self) -> Table:
         total = self.effects.sum(1)
-        many = len(self.names) > 1
         size = np.abs(self.effects).sum(1)
-        listed = int((size > NEGLIGIBLE * self.rate.sum()).sum())
+        rate = self.rate.sum()
+        listed = int((size > NEGLIGIBLE * rate).sum())
         strongest = np.argsort(-size, kind="stable")[: min(SHOWN, listed)]
-        per = "" if self.dates is None else f" events per {self.dates.unit.removesuffix('s')}"
+        per = ""
+        if self.dates is not None:
+            per = f" events per {self.dates.unit.removesuffix('s')}"
         title = (
-            f"The rate at {shown(self.dates, self.at)} is {self.rate.sum():.4g}{per}; effects of "
+            f"The rate at {shown(self.dates, self.at)} is {rate:.4g}{per}; effects of "
             f"{len(total):,} past events (the rate minus the rate without the event)"
         )
         table = text_table(title, title_justify="left", box=None, pad_edge=False)
         table.add_column("event at", justify="right", style="bold", no_wrap=True)
-        for name in ("mark", "effect", "mainly on")[0 if many else 1 : 3 if many else 2]:
-            table.add_column(name, justify="right" if name == "effect" else "left", no_wrap=True)
-        when = [f"{time:.6g}" for time in self.times[strongest].tolist()]
-        if self.dates is not None:
+        many = len(self.names) > 1
+        if many:
+            table.add_column("mark", no_wrap=True)
+        table.add_column("effect", justify="right", no_wrap=True)
+        if many:
+            table.add_column("mainly on", no_wrap=True)
+        if self.dates is None:
+            when = [f"{time:.6g}" for time in self.times[strongest].tolist()]
+        else:
             when = self.dates.texts(self.times[strongest])
         for date, n in zip(when, strongest, strict=True):
+            effect = f"{total[n]:+.4g}"
+            if not many:
+                table.add_row(date, effect)
+                continue
             most = int(np.abs(self.effects[n]).argmax())
-            cells = (
-                self.names[self.marks[n]],
-                f"{total[n]:+.4g}",
-                f"{self.names[most]} ({self.effects[n, most]:+.3g})",
-            )
-            table.add_row(date, *(cells if many else cells[1:2]))
-        said = []
-        if listed > len(strongest):
-            said.append(f"and {listed - len(strongest):,} weaker")
-        if len(total) > listed:
-            said.append(f"{len(total) - listed:,} past events have no effect on it")
-        said += [_in_words(mode) for mode in self.modes[:SHOWN_MODES]]
-        table.caption = "\n".join(said) or None
+            mark = self.names[self.marks[n]]
+            mainly_on = f"{self.names[most]} ({self.effects[n, most]:+.3g})"
+            table.add_row(date, mark, effect, mainly_on)
+        notes = []
+        weaker = listed - len(strongest)
+        if weaker > 0:
+            notes.append(f"and {weaker:,} weaker")
+        without_effect = len(total) - listed
+        if without_effect > 0:
+            notes.append(f"{without_effect:,} past events have no effect on it")
+        for mode in self.modes[:SHOWN_MODES]:
+            notes.append(_in_words(mode))
+        table.caption = "\n".join(notes) or None
         return table
 
 
@@ -179,26 +196,27 @@ def explain(
     past = sequence.until(at)
     now = past.stop
     with eval_mode(model):
-        rate = (
-            _rates_without(model, past, now, torch.zeros(1, 0, dtype=torch.int64))[0]
-            .double()
-            .numpy()
-        )
+        rate = _whole_rate(model, past, now)[0]
         modes = model.mode_effects(model.encode(past.batch()), now)
     modes.sort(key=lambda mode: -abs(mode["effect"]))
     names = model.marks.names or sequence.space.names or ("event",)
-    effects = removal_effects(model, sequence, now, progress=progress)
     return Explanation(
-        now, past.times, past.marks, tuple(names), effects, rate, tuple(modes), past.dates
+        at=now,
+        times=past.times,
+        marks=past.marks,
+        names=tuple(names),
+        effects=removal_effects(model, sequence, now, progress=progress),
+        rate=rate.double().numpy(),
+        modes=tuple(modes),
+        dates=past.dates,
     )
 
 
 def _in_words(mode: dict[str, Any]) -> str:
     """One mode in a line."""
-    return (
-        f"mode of layer {mode['layer']}, half-life {mode['half_life']:.3g}, period "
-        f"{mode['period']:.3g}: {mode['effect']:+.3g}"
-    )
+    half_life = f"half-life {mode['half_life']:.3g}"
+    period = f"period {mode['period']:.3g}"
+    return f"mode of layer {mode['layer']}, {half_life}, {period}: {mode['effect']:+.3g}"
 
 
 def removal_effects(
@@ -216,17 +234,20 @@ def removal_effects(
     ``progress`` shows a bar on stderr.
     """
     past = sequence.until(at)
+    events = len(past)
     found = [np.zeros((0, model.marks.count))]
-    rows = chunk or max(1, PIECE // max(1, len(past)))
-    with eval_mode(model), bar("explaining", len(past), show=progress) as step:
+    rows = chunk or max(1, PIECE // max(1, events))
+    with eval_mode(model), bar("explaining", events, show=progress) as step:
         found_at_once = _without(model, past, at)
         if found_at_once is not None:
             return found_at_once
-        whole = _rates_without(model, past, at, torch.zeros(1, 0, dtype=torch.int64))
-        for first in range(0, len(past), rows):
-            left_out = torch.arange(first, min(first + rows, len(past)))[:, None]
-            found.append(_lost(whole, _rates_without(model, past, at, left_out)))
-            step(first + len(left_out))
+        whole = _whole_rate(model, past, at)
+        for first in range(0, events, rows):
+            last = min(first + rows, events)
+            left_out = torch.arange(first, last)[:, None]
+            without = _rates_without(model, past, at, left_out)
+            found.append(_lost(whole, without))
+            step(last)
     return np.concatenate(found)
 
 
@@ -236,15 +257,25 @@ def _without(model: PointProcess, past: Sequence, at: float) -> Floats | None:
     """
     now = torch.tensor([[at]], dtype=torch.float64)
     history = model.encode(past.batch())
-    rates = model.without(history, now, history.lengths[:, None])
-    return None if rates is None else _lost(last_rates(model, history, now)[0], rates[0, 0])
+    without = model.without(history, now, history.lengths[:, None])
+    if without is None:
+        return None
+    rate = last_rates(model, history, now)
+    return _lost(rate[0], without[0, 0])
 
 
 def _lost(rate: Float[Tensor, "#R M"], without: Float[Tensor, "R M"]) -> Floats:
     """The rate less the rate without an event; 0 where rounding alone could make the difference."""
     lost = rate.double() - without.double()
-    noise = ROUNDING * torch.finfo(rate.dtype).eps * torch.maximum(rate, without).double()
-    return np.asarray(torch.where(lost.abs() <= noise, 0.0, lost).numpy())
+    larger = torch.maximum(rate, without).double()
+    noise = ROUNDING * torch.finfo(rate.dtype).eps * larger
+    found = torch.where(lost.abs() <= noise, 0.0, lost)
+    return np.asarray(found.numpy())
+
+
+def _whole_rate(model: PointProcess, past: Sequence, at: float) -> Float[Tensor, "1 M"]:
+    """The rate at ``at`` given all of the past."""
+    return _rates_without(model, past, at, torch.zeros(1, 0, dtype=torch.int64))
 
 
 def _rates_without(
@@ -257,13 +288,30 @@ def _rates_without(
     kept = torch.arange(len(past) - fewer).repeat(rows, 1)
     if fewer:
         kept = kept + (kept >= left_out)
-    times, marks = (torch.from_numpy(np.array(x))[kept] for x in (past.times, past.marks))
-    start, now = (torch.full((rows,), x, dtype=torch.float64) for x in (past.start, at))
-    places = None if past.places is None else torch.from_numpy(np.array(past.places))[kept]
-    features = None if past.features is None else torch.from_numpy(np.array(past.features))[kept]
+
+    def rows_of(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(values))[kept]
+
+    places = None
+    if past.places is not None:
+        places = rows_of(past.places)
+    features = None
+    if past.features is not None:
+        features = rows_of(past.features)
     context = None
     if past.context is not None:
         context = past.context.batch(np.zeros(rows, dtype=np.int64))
-    valid = torch.ones_like(marks, dtype=torch.bool)
-    history = remember(model, Batch(times, marks, valid, start, now, places, features, context))
+    now = torch.full((rows,), at, dtype=torch.float64)
+    marks = rows_of(past.marks)
+    batch = Batch(
+        times=rows_of(past.times),
+        marks=marks,
+        valid=torch.ones_like(marks, dtype=torch.bool),
+        start=torch.full((rows,), past.start, dtype=torch.float64),
+        stop=now,
+        places=places,
+        features=features,
+        context=context,
+    )
+    history = remember(model, batch)
     return last_rates(model, history, now[:, None])[:, 0]

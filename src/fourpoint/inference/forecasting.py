@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from fourpoint.events import (
     Dataset,
     MarkSpace,
     Sequence,
+    Steps,
     UserError,
     check_marks,
     only_sequence,
@@ -207,29 +209,36 @@ class Forecast(Printed):
 
     def _with_dates(self, found: dict[str, Any], dates: Dates) -> dict[str, Any]:
         """The same with dates beside the times."""
-        n = self.next_event
         edges = dates.texts(self.counts.edges)
         for w, counts in enumerate(found["counts"]):
             counts["dates"] = {"start": edges[w], "stop": edges[w + 1]}
         found["whole"]["dates"] = {"start": edges[0], "stop": edges[-1]}
-        quantiles = zip(n.quantiles, dates.texts(list(n.quantiles.values())), strict=True)
+        n = self.next_event
+        texts = dates.texts(list(n.quantiles.values()))
+        quantiles = {f"{p:g}": text for p, text in zip(n.quantiles, texts, strict=True)}
         found["next_event"]["dates"] = {
             "mean": dates.text(n.mean),
             "median": dates.text(n.median),
-            "quantiles": {f"{p:g}": text for p, text in quantiles},
+            "quantiles": quantiles,
         }
         found["rate"]["dates"] = dates.texts(self.rate.times)
         now, until = dates.texts([self.at, self.at + self.horizon])
-        zone = {"zone": dates.zone, "unit": dates.unit}
-        return found | {"dates": {"at": now, "until": until, **zone}}
+        found["dates"] = {
+            "at": now,
+            "until": until,
+            "zone": dates.zone,
+            "unit": dates.unit,
+        }
+        return found
 
     def _by_mark(self, mean: Floats) -> str:
         """Expected events of each type, the most first, and the rest in one number."""
-        first = np.argsort(-mean, kind="stable")[:SHOWN]
-        parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in first]
-        if len(mean) > SHOWN:
-            others = mean.sum() - mean[first].sum()
-            parts.append(f"{len(mean) - SHOWN} more {others:.2f}")
+        largest = np.argsort(-mean, kind="stable")[:SHOWN]
+        parts = [f"{self.marks.names[m]} {mean[m]:.2f}" for m in largest]
+        more = len(mean) - SHOWN
+        if more > 0:
+            others = mean.sum() - mean[largest].sum()
+            parts.append(f"{more} more {others:.2f}")
         return ", ".join(parts)
 
     def plot(self, ax: Axes | None = None, unit: str = "") -> Axes:
@@ -258,64 +267,88 @@ class Forecast(Printed):
         )
 
     def __rich__(self) -> Table:
-        n = self.next_event
         c = self.counts
         dates = self.dates
+        marks = self.marks.names
         first = float(c.edges[0])
+        end = self.at + self.horizon
         if dates is None:
-            title = f"Forecast from {first:g} to {self.at + self.horizon:g}"
+            title = f"Forecast from {first:g} to {end:g}"
         else:
-            begin, end = dates.texts([first, self.at + self.horizon])
-            title = f"Forecast from {begin} to {end}" + (f" ({dates.zone})" if dates.zone else "")
+            start, stop = dates.texts([first, end])
+            title = f"Forecast from {start} to {stop}"
+            if dates.zone:
+                title += f" ({dates.zone})"
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column()
         table.add_row("events in all", _expected(self.whole, 0))
-        if len(self.marks.names) > 1:
+        if len(marks) > 1:
             table.add_row("", self._by_mark(self.whole.mean[0]))
-        low, high = (shown(dates, edge) for edge in n.interval)
-        middle, mean = (shown(dates, time) for time in (n.median, n.mean))
-        table.add_row("next event", f"median {middle}, mean {mean}, 90% interval {low} to {high}")
-        if self.marks.names:
-            best = np.argsort(-n.marks)[:5]
-            table.add_row(
-                "its mark", ", ".join(f"{self.marks.names[m]} {n.marks[m]:.1%}" for m in best)
-            )
-        edges = [f"{edge:.6g}" for edge in c.edges.tolist()]
-        if dates is not None:
-            edges = dates.texts(c.edges)
-        parts = len(c.total_mean)
-        for w in range(parts if parts > 1 else 0):
-            end = edges[w + 1]
-            if dates is not None and end[:DATE] == edges[w][:DATE]:
-                end = end[DATE:]
-            span = f"[{edges[w]}, {end})"
-            table.add_row(f"events in {span}", _expected(c, w))
-            if len(self.marks.names) > 1:
-                table.add_row("", self._by_mark(c.mean[w]))
+        n = self.next_event
+        median = f"median {shown(dates, n.median)}, mean {shown(dates, n.mean)}"
+        low, high = n.interval
+        interval = f"90% interval {shown(dates, low)} to {shown(dates, high)}"
+        table.add_row("next event", f"{median}, {interval}")
+        if marks:
+            likeliest = np.argsort(-n.marks)[:5]
+            chances = [f"{marks[m]} {n.marks[m]:.1%}" for m in likeliest]
+            table.add_row("its mark", ", ".join(chances))
+        windows = len(c.total_mean)
+        if windows > 1:
+            for w, span in enumerate(self._spans()):
+                table.add_row(f"events in {span}", _expected(c, w))
+                if len(marks) > 1:
+                    table.add_row("", self._by_mark(c.mean[w]))
         for note in self.notes:
             table.add_row("note", note)
         return table
 
+    def _spans(self) -> list[str]:
+        """The windows of the counts in words; the date of an end is left out if it is that of the
+        begin.
+        """
+        if self.dates is None:
+            edges = [f"{edge:.6g}" for edge in self.counts.edges.tolist()]
+        else:
+            edges = self.dates.texts(self.counts.edges)
+        spans = []
+        for begin, end in pairwise(edges):
+            if self.dates is not None and begin[:DATE] == end[:DATE]:
+                end = end[DATE:]
+            spans.append(f"[{begin}, {end})")
+        return spans
+
 
 def _count_dict(counts: Counts, window: int, names: tuple[str, ...]) -> dict[str, Any]:
     """The counts of one window as JSON can hold them."""
-    c, w = counts, window
+    c = counts
+    w = window
+    marks = {}
+    for m, name in enumerate(names):
+        marks[name] = {
+            "mean": c.mean[w, m],
+            "low": c.low[w, m],
+            "high": c.high[w, m],
+        }
     return {
         "start": c.edges[w],
         "stop": c.edges[w + 1],
-        "total": {"mean": c.total_mean[w], "low": c.total_low[w], "high": c.total_high[w]},
-        "marks": {
-            k: {"mean": c.mean[w, m], "low": c.low[w, m], "high": c.high[w, m]}
-            for m, k in enumerate(names)
+        "total": {
+            "mean": c.total_mean[w],
+            "low": c.total_low[w],
+            "high": c.total_high[w],
         },
+        "marks": marks,
     }
 
 
 def _expected(counts: Counts, window: int) -> str:
     """The mean and the interval of all events of a window."""
-    low, high = counts.total_low[window], counts.total_high[window]
-    return f"{counts.total_mean[window]:.2f} expected, 90% interval {low:.0f} to {high:.0f}"
+    mean = counts.total_mean[window]
+    low = counts.total_low[window]
+    high = counts.total_high[window]
+    return f"{mean:.2f} expected, 90% interval {low:.0f} to {high:.0f}"
 
 
 def forecast(
@@ -462,7 +495,8 @@ def forecast_from(
     edges = np.linspace(now, end, parts + 1) if isinstance(windows, int) else windows
     begin = float(edges[0])
     with eval_mode(model):
-        notes = _notes(model, here, end, past.dates) + carried_forward(past, end)
+        notes = _notes(model, here, end, past.dates)
+        notes += carried_forward(past, end)
         if begin > now:
             notes.append(simulated_until(past.dates, now, begin))
         try:
@@ -471,18 +505,31 @@ def forecast_from(
             raise UserError(
                 "a rate that can be integrated", str(error).rstrip("."), "Fit the model again."
             ) from error
-        if law.never[0] > 1e-6:
-            notes.append(f"with probability {float(law.never[0]):.3g} no further event comes")
+        never = float(law.never[0])
+        if never > 1e-6:
+            notes.append(f"with probability {never:.3g} no further event comes")
         limit = path_limit(len(past), now - past.start, end - now)
         drawn = _futures(model, here, now, end, paths, seed, progress, limit)
         band = _band(model, here, past, drawn.data, now, end, progress)
     levels = _count_levels(calibration, now, float(horizon), edges)
-    counts = _counts(drawn.data, edges, levels)
-    whole = _whole(drawn.data, edges, calibration, now, float(horizon))
     if calibration is not None:
         notes.append(_calibrated(calibration, levels is not None))
-    head = (now, float(horizon), model.marks, following, counts, band)
-    return Forecast(*head, drawn.data, drawn.acceptance, tuple(notes), past, *earlier, whole)
+    past_times, past_rate = earlier
+    return Forecast(
+        at=now,
+        horizon=float(horizon),
+        marks=model.marks,
+        next_event=following,
+        counts=_counts(drawn.data, edges, levels),
+        rate=band,
+        paths=drawn.data,
+        acceptance=drawn.acceptance,
+        notes=tuple(notes),
+        past=past,
+        past_times=past_times,
+        past_rate=past_rate,
+        whole=_whole(drawn.data, edges, calibration, now, float(horizon)),
+    )
 
 
 def _calibrated(calibration: Calibration, counts: bool) -> str:
@@ -503,14 +550,13 @@ def _futures(
 ) -> Paths:
     """Paths from now to the end; an explosion, ``limit`` events of one path, is refused."""
     many = select_rows(here, torch.zeros(paths, dtype=torch.int64))
-    start, stop = (torch.full_like(many.start, x) for x in (now, end))
     try:
         with bar("sampling futures", 1.0, show=progress) as step:
             return advance(
                 model,
                 many,
-                start,
-                stop,
+                torch.full_like(many.start, now),
+                torch.full_like(many.start, end),
                 torch.Generator().manual_seed(seed),
                 limit=limit,
                 step=step,
@@ -531,7 +577,8 @@ def path_limit(events: int, span: float, length: float) -> int:
     """
     if not span > 0:
         return MOST
-    return int(min(max(MOST, FACTOR * events / span * length), LARGEST_LIMIT))
+    generous = FACTOR * events / span * length
+    return int(min(max(MOST, generous), LARGEST_LIMIT))
 
 
 def _check(horizon: float, paths: int, windows: int) -> None:
@@ -545,19 +592,14 @@ def _check(horizon: float, paths: int, windows: int) -> None:
         )
 
 
-def _places(past: Sequence, rows: int) -> Float[Tensor, "B N k"] | None:
-    """The places of past events, once for every row; None where they have none."""
-    if past.places is None:
-        return None
-    return torch.from_numpy(np.array(past.places)).expand(rows, -1, -1)
-
-
 def _notes(model: PointProcess, here: History, end: float, dates: Dates | None) -> list[str]:
     knots = model.knots(here)
-    if knots is None or end <= float(knots[0, -1]) + 1e-9:
+    if knots is None:
         return []
     last = float(knots[0, -1])
-    when = f"{last:g}" if dates is None else dates.text(last)
+    if end <= last + 1e-9:
+        return []
+    when = shown(dates, last)
     return [f"the model's functions of time end at {when}; after it they keep their last value"]
 
 
@@ -567,7 +609,8 @@ def simulated_until(dates: Dates | None, known: float, begin: float) -> str:
     >>> simulated_until(None, 2.0, 3.0)
     'events are known until 2; what happens between then and 3 is simulated'
     """
-    until, then = shown(dates, known), shown(dates, begin)
+    until = shown(dates, known)
+    then = shown(dates, begin)
     return f"events are known until {until}; what happens between then and {then} is simulated"
 
 
@@ -585,21 +628,31 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
     context = past.context
     if context is None:
         return []
+    horizon = shown(past.dates, end)
     found = []
-    for name, steps in (("covariates", context.covariates), ("exposure", context.exposure)):
-        if steps is None or len(steps.times) < 2:
-            continue
-        if name == "exposure" and np.isin(steps.values, (0.0, 1.0)).all():
-            continue  # gaps in the recording, which say nothing of what follows
-        last = float(steps.times[-1])
-        if end > last + float(np.median(np.diff(steps.times))) * (1 + 1e-9):
-            verb, value = ("are", "their last values are")
-            if name == "exposure":
-                verb, value = ("is", "its last value is")
-            until = shown(past.dates, last)
-            horizon = shown(past.dates, end)
-            found.append(f"{name} {verb} given until {until}; {value} carried forward to {horizon}")
+    last = _known_until(context.covariates, end)
+    if last is not None:
+        given = f"covariates are given until {shown(past.dates, last)}"
+        found.append(f"{given}; their last values are carried forward to {horizon}")
+    exposure = context.exposure
+    if exposure is not None and np.isin(exposure.values, (0.0, 1.0)).all():
+        return found  # gaps in the recording say nothing of what follows
+    last = _known_until(exposure, end)
+    if last is not None:
+        given = f"exposure is given until {shown(past.dates, last)}"
+        found.append(f"{given}; its last value is carried forward to {horizon}")
     return found
+
+
+def _known_until(steps: Steps | None, end: float) -> float | None:
+    """The last time of a table whose values are not known until ``end``; None where they are."""
+    if steps is None or len(steps.times) < 2:
+        return None
+    last = float(steps.times[-1])
+    usual = float(np.median(np.diff(steps.times)))
+    if end > last + usual * (1 + 1e-9):
+        return last
+    return None
 
 
 def _next_event(
@@ -614,9 +667,8 @@ def _next_event(
     def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
         return exposed_rates(here, times, last_rates(model, here, times))
 
-    typical = 0.25 / rates(start[:, None]).sum((1, 2)).to(start.dtype).clamp(
-        min=torch.finfo(start.dtype).tiny
-    )
+    rate = rates(start[:, None]).sum((1, 2)).to(start.dtype)
+    typical = 0.25 / rate.clamp(min=torch.finfo(start.dtype).tiny)
     law = next_event_law(
         rates,
         start,
@@ -625,31 +677,35 @@ def _next_event(
         shortest=model.shortest_time(here),
     )
     median, far = law.quantiles([0.5, FAR])[0].tolist()
-    own = list(LEVELS)
+    if not np.isfinite(far):
+        far = now + horizon
+    levels = list(LEVELS)
     if calibration is not None:
-        own = [calibration.time_level(level) for level in LEVELS]
-    times = law.quantiles(own)[0].tolist()
-    quantiles = dict(zip(LEVELS, times, strict=True))
-    grid = _density_grid(law, now, far if np.isfinite(far) else now + horizon)
-    per_mark = rates(grid).double() * torch.exp(-law.integral_at(grid))[..., None]
-    regions = _regions(law, grid[0].numpy(), per_mark[0].numpy(), calibration)
-    mean = float(law.mean()[0])
-    marks = law.marks()[0].numpy()
+        levels = [calibration.time_level(level) for level in LEVELS]
+    quantiles = law.quantiles(levels)[0].tolist()
+    grid = _density_grid(law, now, far)
+    survival = torch.exp(-law.integral_at(grid))
+    density = rates(grid).double() * survival[..., None]
+    times = grid[0].numpy()
+    by_mark = density[0]
     return law, NextEvent(
-        mean,
-        median,
-        quantiles,
-        grid[0].numpy(),
-        per_mark[0].sum(-1).numpy(),
-        marks,
-        float(law.never[0]),
-        regions,
+        mean=float(law.mean()[0]),
+        median=median,
+        quantiles=dict(zip(LEVELS, quantiles, strict=True)),
+        times=times,
+        density=by_mark.sum(-1).numpy(),
+        marks=law.marks()[0].numpy(),
+        never=float(law.never[0]),
+        regions=_regions(law, times, by_mark.numpy(), calibration),
     )
 
 
 def _regions(law: Law, times: Floats, density: Floats, calibration: Calibration | None) -> Regions:
     """Where the next event lies with probability 90%, from the density per mark on a grid."""
-    before, central, shortest, pair = REGION, REGION, REGION, REGION
+    before = REGION
+    central = REGION
+    shortest = REGION
+    pair = REGION
     if calibration is not None:
         before = calibration.time_level(REGION)
         central = calibration.region_level("central", REGION)
@@ -658,14 +714,16 @@ def _regions(law: Law, times: Floats, density: Floats, calibration: Calibration 
     weights = law.weights[0]
     threshold = density_threshold(law.density[0], weights, shortest)
     joint = (law.intensities * law.survival[..., None])[0]
-    every = weights[:, None].expand_as(joint)
-    joint_threshold = density_threshold(joint.flatten(), every.flatten(), pair)
-    bound, low, high = law.quantiles([before, (1 - central) / 2, (1 + central) / 2])[0].tolist()
+    joint_weights = weights[:, None].expand_as(joint)
+    joint_threshold = density_threshold(joint.flatten(), joint_weights.flatten(), pair)
+    by_mark = [intervals_above(times, own, joint_threshold) for own in density.T]
+    tail = (1 - central) / 2
+    bound, low, high = law.quantiles([before, tail, (1 + central) / 2])[0].tolist()
     return Regions(
         bound,
         (low, high),
         intervals_above(times, density.sum(-1), threshold),
-        [intervals_above(times, density[:, m], joint_threshold) for m in range(density.shape[1])],
+        by_mark,
         calibration is not None,
     )
 
@@ -676,23 +734,28 @@ def _density_grid(law: Law, now: float, far: float) -> Float[Tensor, "1 Q"]:
     """
     few = GRID // 4
     even = torch.linspace(now, far, GRID - 2 * few, dtype=torch.float64)
-    levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)[1:-1]
-    likely = law.quantiles(levels.tolist())[0].clamp(max=far)
+    levels = torch.linspace(0, FAR, few + 2, dtype=torch.float64)
+    likely = law.quantiles(levels[1:-1].tolist())[0]
     widths = [float(panel.width[0]) for panel in law.panels]
-    first = min(width for width in widths if width > 0) / 16
-    shortest = math.log10(min(first, (far - now) / 16))
-    longest = math.log10(far - now)
-    apart = now + torch.logspace(shortest, longest, few, dtype=torch.float64)
-    return torch.cat([even, likely, apart.clamp(max=far)]).sort().values[None]
+    narrowest = min(width for width in widths if width > 0)
+    reach = far - now
+    shortest = min(narrowest / 16, reach / 16)
+    gaps = torch.logspace(math.log10(shortest), math.log10(reach), few, dtype=torch.float64)
+    apart = now + gaps
+    times = torch.cat([even, likely.clamp(max=far), apart.clamp(max=far)])
+    return times.sort().values[None]
 
 
 def _count_levels(
     calibration: Calibration | None, now: float, horizon: float, edges: Floats
 ) -> tuple[Levels, ...] | None:
     """The calibrated levels of the intervals between ``edges``; None if there are none for them."""
-    if calibration is None or edges[0] > now or not nearly_equal(np.diff(edges)):
+    if calibration is None or edges[0] > now:
         return None
-    return calibration.count_levels(horizon, len(edges) - 1)
+    lengths = np.diff(edges)
+    if not nearly_equal(lengths):
+        return None
+    return calibration.count_levels(horizon, len(lengths))
 
 
 def nearly_equal(lengths: Floats) -> bool:
@@ -706,15 +769,13 @@ def _counts(paths: Dataset, edges: Floats, levels: tuple[Levels, ...] | None) ->
     total = counts.sum(2)
     total_low, total_high = np.quantile(total, (0.05, 0.95), axis=0, method="inverted_cdf")
     if levels is not None:
+        total_low = np.empty(len(levels))
+        total_high = np.empty(len(levels))
         ordered = np.sort(total, axis=0).astype(np.float64)
-        ends = [
-            (
-                math.ceil(count_quantile(ordered[:, w], own.lower(0.05))),
-                math.floor(count_quantile(ordered[:, w], own.upper(0.95))),
-            )
-            for w, own in enumerate(levels)
-        ]
-        total_low, total_high = np.array(ends, dtype=np.float64).T
+        for w, own in enumerate(levels):
+            draws = ordered[:, w]
+            total_low[w] = math.ceil(count_quantile(draws, own.lower(0.05)))
+            total_high[w] = math.floor(count_quantile(draws, own.upper(0.95)))
     return Counts(edges, counts.mean(0), low, high, total.mean(0), total_low, total_high)
 
 
@@ -723,18 +784,20 @@ def _whole(
 ) -> Counts:
     """Counts in all windows together. Intervals of counts in parts do not add up to it."""
     ends = edges[[0, -1]]
-    return _counts(paths, ends, _count_levels(calibration, now, horizon, ends))
+    levels = _count_levels(calibration, now, horizon, ends)
+    return _counts(paths, ends, levels)
 
 
 def window_counts(data: Dataset, edges: Floats) -> NDArray[np.int64]:
     """Events of every sequence per window between ``edges`` and per mark, (S, W, M)."""
     windows = len(edges) - 1
-    M = data.marks.count
+    marks = data.marks.count
     row = np.repeat(np.arange(len(data)), data.lengths)
     window = np.searchsorted(edges, data.times, side="right") - 1
     inside = (window >= 0) & (window < windows)
-    flat = ((row * windows + window) * M + data.mark_ids)[inside]
-    return np.bincount(flat, minlength=len(data) * windows * M).reshape(len(data), windows, M)
+    cell = (row * windows + window) * marks + data.mark_ids
+    counts = np.bincount(cell[inside], minlength=len(data) * windows * marks)
+    return counts.reshape(len(data), windows, marks)
 
 
 def _band(
@@ -766,15 +829,18 @@ def _rates_of_paths(
     with bar("rates of futures", len(groups), show=progress) as step:
         for done, rows in enumerate(groups):
             history = follow(model, here, past, paths, rows)
-            found = model.intensity(history, grid.expand(len(rows), -1)).double()
-            parts.append(exposed_rates(here, grid[None], found))
+            times = grid.expand(len(rows), -1)
+            rates = model.intensity(history, times).double()
+            parts.append(exposed_rates(here, grid[None], rates))
             step(done + 1)
     return grid, torch.cat(parts)
 
 
 def _rate_band(grid: Float[Tensor, " Q"], rate: Float[Tensor, "B Q M"]) -> RateBand:
-    low, high = np.quantile(rate.sum(2).numpy(), (0.05, 0.95), axis=0)
-    return RateBand(grid.numpy(), rate.mean(0).numpy(), low, high)
+    total = rate.sum(2).numpy()
+    low, high = np.quantile(total, (0.05, 0.95), axis=0)
+    mean = rate.mean(0).numpy()
+    return RateBand(grid.numpy(), mean, low, high)
 
 
 def follow(
@@ -784,32 +850,34 @@ def follow(
     can, else from all events of the past.
     """
     batch = paths.batch(rows)
-    if model.linear:
-        return model.encode(batch, select_rows(here, torch.zeros(len(rows), dtype=torch.int64)))
-    return model.encode(_joined(past, batch))
+    if not model.linear:
+        return model.encode(_joined(past, batch))
+    own = select_rows(here, torch.zeros(len(rows), dtype=torch.int64))
+    return model.encode(batch, own)
 
 
 def _joined(past: Sequence, batch: Batch) -> Batch:
     """The past events before those of each path."""
     B = len(batch.start)
-    n = len(past)
-    times, marks = (torch.from_numpy(np.array(x)).expand(B, n) for x in (past.times, past.marks))
-    valid = torch.cat([torch.ones(B, n, dtype=torch.bool), batch.valid], 1)
-    start = torch.full_like(batch.start, past.start)
-    own = _places(past, B)
-    places = None if own is None or batch.places is None else torch.cat([own, batch.places], 1)
+
+    def rows_of(values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(values))[None].expand(B, *values.shape)
+
+    places = None
+    if past.places is not None and batch.places is not None:
+        places = torch.cat([rows_of(past.places), batch.places], 1)
     features = None
     if past.features is not None and batch.features is not None:
-        known = torch.from_numpy(np.array(past.features)).expand(B, -1, -1)
-        features = torch.cat([known, batch.features], 1)
+        features = torch.cat([rows_of(past.features), batch.features], 1)
+    known = torch.ones(B, len(past), dtype=torch.bool)
     return Batch(
-        torch.cat([times, batch.times], 1),
-        torch.cat([marks, batch.marks], 1),
-        valid,
-        start,
-        batch.stop,
-        places,
-        features,
+        times=torch.cat([rows_of(past.times), batch.times], 1),
+        marks=torch.cat([rows_of(past.marks), batch.marks], 1),
+        valid=torch.cat([known, batch.valid], 1),
+        start=torch.full_like(batch.start, past.start),
+        stop=batch.stop,
+        places=places,
+        features=features,
         context=batch.context,
     )
 
@@ -821,15 +889,20 @@ def _past_rate(
     anew.
     """
     whole = past.batch()
-    first = max(0, len(past) - RECENT) if model.linear else 0
-    before = remember(model, whole.columns(0, first)) if first else None
-    history = model.encode(whole.columns(first, len(past)) if first else whole, before)
+    recent = whole
+    before = None
+    first = len(past) - RECENT
+    if model.linear and first > 0:
+        before = remember(model, whole.columns(0, first))
+        recent = whole.columns(first, len(past))
+    history = model.encode(recent, before)
     begin = max(past.start, now - 2 * horizon, float(history.times[0, 0]))
     if begin >= now:
         return np.zeros(0), np.zeros(0)
     grid = torch.linspace(begin, now, 2 * STEPS, dtype=torch.float64)[None]
     rates = model.intensity(history, grid).double()
-    exposure = None if whole.context is None else whole.context.exposure
-    if exposure is not None:
-        rates = rates * exposure.at(grid)
-    return grid[0].numpy(), rates[0].sum(-1).numpy()
+    context = whole.context
+    if context is not None and context.exposure is not None:
+        rates = rates * context.exposure.at(grid)
+    total = rates[0].sum(-1)
+    return grid[0].numpy(), total.numpy()

@@ -63,6 +63,8 @@ from fourpoint.report.printing import bar
 from fourpoint.workers import Executor, run_all
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+Counts = NDArray[np.int32]
 LEVELS = (0.05, 0.5, 0.95)
 PATHS = 200
 ROWS = 1024  # sequences of a batch, at most
@@ -96,7 +98,7 @@ class Plan:
 class Interval(NamedTuple):
     """One group of sequences with as many intervals each."""
 
-    rows: NDArray[np.int64]  # (R,)
+    rows: Integers  # (R,)
     edges: Floats  # (R, W + 1)
 
 
@@ -163,7 +165,8 @@ def write_forecasts(model: PointProcess, plan: Plan, path: Path, *, progress: bo
     """Write the table to ``path``, Parquet or CSV by its ending, part by part; the file appears
     whole or not at all. Returns the number of rows.
     """
-    return write_parts(path, schema_of(plan), forecast_parts(model, plan, progress=progress))
+    parts = forecast_parts(model, plan, progress=progress)
+    return write_parts(path, schema_of(plan), parts)
 
 
 def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> int:
@@ -186,8 +189,14 @@ def write_parts(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> int
 
 def check_table_file(path: Path) -> None:
     """Refuse a file that cannot be written before anything is computed."""
-    expected = f"a file with the extension {' or '.join(ENDINGS)}"
-    check_new_file(path, ENDINGS, expected, f"{path.stem or 'forecast'}.parquet")
+    endings = " or ".join(ENDINGS)
+    stem = path.stem or "forecast"
+    check_new_file(
+        path,
+        ENDINGS,
+        f"a file with the extension {endings}",
+        f"{stem}.parquet",
+    )
 
 
 def planned(
@@ -234,8 +243,9 @@ def level_name(level: float) -> str:
     >>> level_name(0.05), level_name(0.5), level_name(0.975)
     ('q05', 'q50', 'q975')
     """
-    digits = f"{level:.10f}".rstrip("0").partition(".")[2]
-    return f"q{digits.ljust(2, '0')}"
+    digits = f"{level:.10f}".rstrip("0")
+    decimals = digits.partition(".")[2]
+    return "q" + decimals.ljust(2, "0")
 
 
 def checked_interval(interval: float | None) -> float | None:
@@ -247,9 +257,7 @@ def checked_interval(interval: float | None) -> float | None:
     return interval
 
 
-def count_interval(
-    ordered: NDArray[np.int32], level: float
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def count_interval(ordered: Counts, level: float) -> tuple[Floats, Floats]:
     """The ends of an interval of whole numbers for the counts in each row, which are in order.
 
     The lower end leaves out a share of the counts as near to (1 - level) / 2 as it can be, and the
@@ -262,15 +270,18 @@ def count_interval(
     ([0.0], [2.0])
     """
     R, P = ordered.shape
-    row = np.arange(R)
-    low, below = _nearest(ordered, np.full(R, (1 - level) / 2 * P))
-    high, _ = _nearest(-ordered[:, ::-1], np.maximum((1 - level) * P - below, 0.0))
-    return low.astype(np.float64), np.maximum(-high, ordered[row, 0]).astype(np.float64)
+    lower_tail = (1 - level) / 2 * P
+    both_tails = (1 - level) * P
+    low, below = _nearest(ordered, np.full(R, lower_tail))
+    upper_tail = np.maximum(both_tails - below, 0.0)
+    descending = -ordered[:, ::-1]
+    high, _ = _nearest(descending, upper_tail)
+    smallest = ordered[:, 0]
+    high = np.maximum(-high, smallest)
+    return low.astype(np.float64), high.astype(np.float64)
 
 
-def _nearest(
-    ordered: NDArray[np.int32], wanted: NDArray[np.float64]
-) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _nearest(ordered: Counts, wanted: Floats) -> tuple[Counts, Integers]:
     """The number of each row for which as nearly as possible ``wanted`` others are smaller, and how
     many are.
     """
@@ -278,26 +289,36 @@ def _nearest(
     row = np.arange(R)
     place = np.minimum(wanted.astype(np.int64), P - 1)
     value = ordered[row, place]
-    below = (ordered < value[:, None]).sum(1)
-    up_to = (ordered <= value[:, None]).sum(1)
-    further = (up_to - wanted < wanted - below) & (up_to < P)
-    other = ordered[row, np.minimum(up_to, P - 1)]
-    return np.where(further, other, value), np.where(further, up_to, below)
+    below, up_to = _ranks(ordered, value)
+    missing = wanted - below
+    surplus = up_to - wanted
+    further = (surplus < missing) & (up_to < P)
+    next_place = np.minimum(up_to, P - 1)
+    next_value = ordered[row, next_place]
+    nearest = np.where(further, next_value, value)
+    return nearest, np.where(further, up_to, below)
 
 
-def whole_quantile(ordered: NDArray[np.int32], level: float) -> NDArray[np.float64]:
+def whole_quantile(ordered: Counts, level: float) -> Floats:
     """The smallest count in each row, whose counts are in order, that at least the share ``level``
     of them do not exceed.
 
     >>> whole_quantile(np.array([[0, 0, 1, 2]]), 0.5).tolist()
     [0.0]
     """
-    paths = ordered.shape[1]
-    place = min(paths - 1, max(0, math.ceil(level * paths - 1e-9) - 1))
+    place = _place_of(level, ordered.shape[1])
     return ordered[:, place].astype(np.float64)
 
 
-def mid_quantile(ordered: NDArray[np.int32], level: float) -> NDArray[np.float64]:
+def _place_of(level: float, paths: int) -> int:
+    """Where the smallest of so many counts in order stands that at least the share ``level`` of
+    them do not exceed.
+    """
+    needed = math.ceil(level * paths - 1e-9)
+    return min(paths - 1, max(0, needed - 1))
+
+
+def mid_quantile(ordered: Counts, level: float) -> Floats:
     """The quantile of the mid-distribution of counts in each row, which are in order.
 
     The mid-distribution function counts half of those that equal a value, and is interpolated
@@ -310,39 +331,51 @@ def mid_quantile(ordered: NDArray[np.int32], level: float) -> NDArray[np.float64
     """
     R, P = ordered.shape
     row = np.arange(R)
-    place = min(P - 1, max(0, math.ceil(level * P - 1e-9) - 1))
-    value = ordered[:, place]
-    below, middle, above = _ranks(ordered, value)
-    upwards = level * P > middle
-    other_place = np.where(upwards, np.minimum(above, P - 1), np.maximum(below - 1, 0))
-    other = ordered[row, other_place]
-    _, other_middle, _ = _ranks(ordered, other)
-    apart = np.where(other == value, 1.0, other_middle - middle)
-    share = np.where(other == value, 0.0, (level * P - middle) / apart)
-    return value + share * (other - value)
+    wanted = level * P
+    value = ordered[:, _place_of(level, P)]
+    below, above = _ranks(ordered, value)
+    middle = (below + above) / 2
+    higher = np.minimum(above, P - 1)
+    lower = np.maximum(below - 1, 0)
+    neighbour_place = np.where(wanted > middle, higher, lower)
+    neighbour = ordered[row, neighbour_place]
+    neighbour_below, neighbour_above = _ranks(ordered, neighbour)
+    neighbour_middle = (neighbour_below + neighbour_above) / 2
+    alone = neighbour == value
+    apart = np.where(alone, 1.0, neighbour_middle - middle)
+    share = np.where(alone, 0.0, (wanted - middle) / apart)
+    return value + share * (neighbour - value)
 
 
-def _ranks(
-    ordered: NDArray[np.int32], value: NDArray[np.int32]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """How many numbers of each row are below a value, half of those that equal it added to them,
-    and how many are not above it.
-    """
-    below = (ordered < value[:, None]).sum(1)
-    above = (ordered <= value[:, None]).sum(1)
-    return below, (below + above) / 2, above
+def _ranks(ordered: Counts, value: Counts) -> tuple[Integers, Integers]:
+    """How many numbers of each row are below a value, and how many are not above it."""
+    column = value[:, None]
+    below = (ordered < column).sum(1)
+    up_to = (ordered <= column).sum(1)
+    return below, up_to
 
 
 def schema_of(plan: Plan) -> pa.Schema:
     """The columns of the table."""
     dates = plan.data.dates(0)
-    time = pa.float64() if dates is None else pa.timestamp("us", dates.zone)
-    columns = [("sequence", pa.string()), ("mark", pa.string()), ("start", time), ("stop", time)]
-    columns.append(("mean", pa.float64()))
-    columns += [(level_name(level), pa.float64()) for level in plan.levels]
+    number = pa.float64()
+    text = pa.string()
+    time = number
+    if dates is not None:
+        time = pa.timestamp("us", dates.zone)
+    columns = {
+        "sequence": text,
+        "mark": text,
+        "start": time,
+        "stop": time,
+        "mean": number,
+    }
+    for level in plan.levels:
+        columns[level_name(level)] = number
     if plan.interval is not None:
-        columns += [("low", pa.float64()), ("high", pa.float64())]
-    return pa.schema([*columns, ("p_any", pa.float64())])
+        columns |= {"low": number, "high": number}
+    columns["p_any"] = number
+    return pa.schema(columns)
 
 
 def notes_of(model: PointProcess, plan: Plan) -> list[str]:
@@ -350,19 +383,27 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     before the horizon, for the sequence that is forecast the longest after its start.
     """
     row = int(np.argmax(plan.begin - plan.data.starts))
-    with eval_mode(model):
-        knots = model.knots(remember(model, events_until(plan.data, plan.at, np.array([row]))))
-    end = float(_edges(plan, row)[-1])
+    dates = plan.data.dates(row)
+    edges = _edges(plan, row)
+    end = float(edges[-1])
     notes = carried_forward(plan.data[row], end)
     late = int(np.argmax(plan.begin - plan.at))
-    if plan.begin[late] > plan.at[late]:
-        dates = plan.data.dates(late)
-        notes.append(simulated_until(dates, float(plan.at[late]), float(plan.begin[late])))
-    if model.calibration is not None and not nearly_equal(np.diff(_edges(plan, row))):
+    known_until = float(plan.at[late])
+    counted_from = float(plan.begin[late])
+    if counted_from > known_until:
+        simulated = simulated_until(plan.data.dates(late), known_until, counted_from)
+        notes.append(simulated)
+    if model.calibration is not None and not nearly_equal(np.diff(edges)):
         notes.append(UNCALIBRATED)
-    if knots is None or end <= float(knots[0, -1]) + 1e-9:
+    with eval_mode(model):
+        batch = events_until(plan.data, plan.at, np.array([row]))
+        knots = model.knots(remember(model, batch))
+    if knots is None:
         return notes
-    when = shown(plan.data.dates(row), float(knots[0, -1]))
+    last_knot = float(knots[0, -1])
+    if end <= last_knot + 1e-9:
+        return notes
+    when = shown(dates, last_knot)
     curves = f"the model's functions of time end at {when}; after it they keep their last value"
     return [curves, *notes]
 
@@ -376,7 +417,8 @@ def forecast_parts(
         for group in _batches(plan):
             counts = _counts(model, plan, group)
             law = _law(model, plan, group)
-            yield _summary(plan, group, counts, count_levels(model, plan, group), law)
+            levels = count_levels(model, plan, group)
+            yield _summary(plan, group, counts, levels, law)
             done += len(group.rows)
             step(done)
 
@@ -426,7 +468,12 @@ def _plans(plan: Plan) -> Iterator[Plan]:
     """The plan of each batch of sequences."""
     for group in _batches(plan):
         rows = group.rows
-        yield replace(plan, data=plan.data.select(rows), at=plan.at[rows], begin=plan.begin[rows])
+        yield replace(
+            plan,
+            data=plan.data.select(rows),
+            at=plan.at[rows],
+            begin=plan.begin[rows],
+        )
 
 
 def forecast_files(
@@ -460,23 +507,28 @@ def forecast_files(
             step(done)
 
 
-def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np.int32]]:
+def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, Counts]:
     """The ends of the intervals and the counts per interval, mark and path, (W, M, paths), of a
     plan for one sequence.
     """
     group = next(_batches(plan))
-    return group.edges[0], _counts(model, plan, group)[0]
+    counts = _counts(model, plan, group)
+    return group.edges[0], counts[0]
 
 
-def counts_of_all(model: PointProcess, plan: Plan) -> tuple[Floats, NDArray[np.int64]]:
+def counts_of_all(model: PointProcess, plan: Plan) -> tuple[Floats, Integers]:
     """The ends of the intervals and the counts of all sequences together per interval, mark and
     path, (W, M, paths), of a plan in which all sequences have the same intervals.
     """
     total = np.zeros(0, dtype=np.int64)
     edges = np.zeros(0)
     for group in _batches(plan):
-        found = _counts(model, plan, group).sum(0, dtype=np.int64)
-        total = found if not len(total) else total + found
+        counts = _counts(model, plan, group)
+        own = counts.sum(0, dtype=np.int64)
+        if len(total):
+            total = total + own
+        else:
+            total = own
         edges = group.edges[0]
     return edges, total
 
@@ -514,18 +566,26 @@ def times_of(data: Dataset, at: Moment | None, *, ahead: bool = False) -> Floats
     """When each forecast begins; after the end of a sequence only if it may look ``ahead``."""
     if at is None:
         return np.array(data.stops)
-    number = data.dates(0) is None or as_number(at) is not None
-    found = np.array([time_at(data.dates(0 if number else i), at) for i in range(len(data))])
-    latest = np.full(len(data), np.finfo(np.float64).max) if ahead else data.stops
-    outside = np.flatnonzero(~((data.starts <= found) & (found <= latest)))
+    first_dates = data.dates(0)
+    if first_dates is None or as_number(at) is not None:
+        found = np.full(len(data), time_at(first_dates, at))
+    else:
+        found = np.array([time_at(data.dates(row), at) for row in range(len(data))])
+    inside = found >= data.starts
+    if ahead:
+        inside &= np.isfinite(found)
+    else:
+        inside &= found <= data.stops
+    outside = np.flatnonzero(~inside)
     if len(outside):
         row = int(outside[0])
         dates = data.dates(row)
-        window = f"{shown(dates, data.starts[row])}, {shown(dates, data.stops[row])}"
+        start = shown(dates, data.starts[row])
+        stop = shown(dates, data.stops[row])
+        asked = shown(dates, float(found[row]))
         raise UserError(
-            f"a time inside the window [{window}] of sequence {data.ids[row]}",
-            f"at={shown(dates, float(found[row]))}, outside of the windows of {len(outside):,} of "
-            f"{len(data):,} sequences",
+            f"a time inside the window [{start}, {stop}] of sequence {data.ids[row]}",
+            f"at={asked}, outside of the windows of {len(outside):,} of {len(data):,} sequences",
             "Choose a time at which all are observed, state their window, or leave it out.",
         )
     return found
@@ -573,52 +633,68 @@ def _batches(plan: Plan) -> Iterator[Interval]:
                 known.clear()
             known[key] = _edges(plan, row)
         own = known[key]
-        longest = max(longest, int(data.lengths[row]))
-        counts = (len(own) - 1) * (data.marks.count + 1) * plan.paths
+        length = int(data.lengths[row])
+        longest = max(longest, length)
+        intervals = len(own) - 1
+        counts = intervals * (data.marks.count + 1) * plan.paths
         together = len(rows) + 1
         full = together > ROWS or together * counts > NUMBERS or together * longest > PADDED
         if rows and (full or len(own) != len(edges[0])):
             yield Interval(np.array(rows), np.stack(edges))
-            rows, edges, longest = [], [], int(data.lengths[row])
+            rows = []
+            edges = []
+            longest = length
         rows.append(row)
         edges.append(own)
     yield Interval(np.array(rows), np.stack(edges))
 
 
-def events_until(data: Dataset, at: Floats, rows: NDArray[np.int64]) -> Batch:
+def events_until(data: Dataset, at: Floats, rows: Integers) -> Batch:
     """The events of ``rows`` that are known at their times ``at``."""
-    whole = data.batch(rows)
+    batch = data.batch(rows)
     now = torch.from_numpy(at[rows])
-    known = whole.valid & known_at(whole.times, now[:, None])
+    known = batch.valid & known_at(batch.times, now[:, None])
     most = max(1, int(known.sum(1).max()))
-    kept = replace(whole, valid=known, stop=now)
+    places = batch.places
+    if places is not None:
+        places = places[:, :most]
+    features = batch.features
+    if features is not None:
+        features = features[:, :most]
     return replace(
-        kept,
-        times=kept.times[:, :most],
-        marks=kept.marks[:, :most],
+        batch,
+        times=batch.times[:, :most],
+        marks=batch.marks[:, :most],
         valid=known[:, :most],
-        places=None if kept.places is None else kept.places[:, :most],
-        features=None if kept.features is None else kept.features[:, :most],
+        stop=now,
+        places=places,
+        features=features,
     )
 
 
 # ---------------------------------------------------------------------- counts
 
 
-def _counts(model: PointProcess, plan: Plan, group: Interval) -> NDArray[np.int32]:
+def _counts(model: PointProcess, plan: Plan, group: Interval) -> Counts:
     """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
     batch = events_until(plan.data, plan.at, group.rows)
     wanted, ahead = _wanted(plan, group, batch)
     try:
         with threads_for_loops(True):
             counts = model.draw_counts(batch, wanted)
-        counts = plain_counts(model, batch, wanted) if counts is None else counts
-        return counts[:, 1:] if ahead else counts
+        if counts is None:
+            counts = plain_counts(model, batch, wanted)
     except UserError as error:
-        ids = [plan.data.ids[row] for row in group.rows[[0, -1]]]
-        which = f"sequence {ids[0]}" if len(group.rows) == 1 else f"sequences {ids[0]} to {ids[1]}"
+        first = plan.data.ids[group.rows[0]]
+        last = plan.data.ids[group.rows[-1]]
+        which = f"sequence {first}"
+        if len(group.rows) > 1:
+            which = f"sequences {first} to {last}"
         received = f"{error.received} ({which})"
         raise UserError(error.expected, received, error.remedy) from error
+    if ahead:
+        return counts[:, 1:]
+    return counts
 
 
 @torch.no_grad()
@@ -627,27 +703,28 @@ def _law(model: PointProcess, plan: Plan, group: Interval) -> CountLaw | None:
     batch = events_until(plan.data, plan.at, group.rows)
     wanted, ahead = _wanted(plan, group, batch)
     law = model.count_law(batch, wanted.edges)
-    return law if law is None or not ahead else law._replace(mean=law.mean[:, 1:])
+    if law is not None and ahead:
+        return CountLaw(law.mean[:, 1:], law.shape)
+    return law
 
 
 def _wanted(plan: Plan, group: Interval, batch: Batch) -> tuple[Wanted, bool]:
     """The paths to be drawn for a group, and whether they have an interval before the first one, in
     which events are drawn but not counted.
     """
-    keys = np.array([key_of(plan.seed, plan.data.ids[row]) for row in group.rows], dtype=np.uint64)
+    keys = np.empty(len(group.rows), dtype=np.uint64)
+    for i, row in enumerate(group.rows):
+        keys[i] = key_of(plan.seed, plan.data.ids[row])
     known = plan.at[group.rows]
-    ahead = bool((known < group.edges[:, 0]).any())
-    edges = np.column_stack([known, group.edges]) if ahead else group.edges
-    limit = max(
-        path_limit(*row)
-        for row in zip(
-            batch.valid.sum(1).tolist(),
-            (known - plan.data.starts[group.rows]).tolist(),
-            (group.edges[:, -1] - known).tolist(),
-            strict=True,
-        )
-    )
-    return Wanted(edges, keys, plan.paths, limit), ahead
+    edges = group.edges
+    ahead = bool((known < edges[:, 0]).any())
+    if ahead:
+        edges = np.column_stack([known, edges])
+    events = batch.valid.sum(1).tolist()
+    past = known - plan.data.starts[group.rows]
+    future = edges[:, -1] - known
+    limits = map(path_limit, events, past.tolist(), future.tolist())
+    return Wanted(edges, keys, plan.paths, max(limits)), ahead
 
 
 def key_of(seed: int, id: str) -> int:
@@ -657,52 +734,66 @@ def key_of(seed: int, id: str) -> int:
     (True, False)
     """
     text = f"{seed}:{id}".encode(errors="surrogatepass")
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    digest = hashlib.blake2b(text, digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
-def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> NDArray[np.int32]:
+def plain_counts(model: PointProcess, batch: Batch, wanted: Wanted) -> Counts:
     """The counts of paths that are sampled by `sampling.advance`: what every model can do."""
-    return counts_after(model, remember(model, batch), wanted)
+    past = remember(model, batch)
+    return counts_after(model, past, wanted)
 
 
-def counts_after(model: PointProcess, past: Any, wanted: Wanted) -> NDArray[np.int32]:
+def counts_after(model: PointProcess, past: Any, wanted: Wanted) -> Counts:
     """The same, after what the model remembers."""
     rows, columns = wanted.edges.shape
-    marks = model.marks.count
-    counts = np.zeros((rows, columns - 1, marks, wanted.paths), dtype=np.int32)
-    every = torch.arange(rows)
-    size = max(1, PLAIN_PATHS // wanted.paths)
-    for some in every.split(size):
-        many = select_rows(past, some.repeat_interleave(wanted.paths))
-        edges = wanted.edges[some.numpy()].repeat(wanted.paths, axis=0)
-        start, stop = (torch.from_numpy(edges[:, side].copy()) for side in (0, -1))
-        random = torch.Generator().manual_seed(int(wanted.keys[int(some[0])]) % 2**63)
+    paths = wanted.paths
+    counts = np.zeros((rows, columns - 1, model.marks.count, paths), dtype=np.int32)
+    size = max(1, PLAIN_PATHS // paths)
+    for some in torch.arange(rows).split(size):
+        first = int(some[0])
+        histories = select_rows(past, some.repeat_interleave(paths))
+        edges = wanted.edges[some.numpy()].repeat(paths, axis=0)
+        start = torch.from_numpy(edges[:, 0].copy())
+        stop = torch.from_numpy(edges[:, -1].copy())
+        random = torch.Generator()
+        random.manual_seed(int(wanted.keys[first]) % 2**63)
         try:
-            drawn = advance(model, many, start, stop, random, limit=wanted.limit).data
+            drawn = advance(
+                model,
+                histories,
+                start,
+                stop,
+                random,
+                limit=wanted.limit,
+            ).data
         except UserError as error:
             raise explosion(error.received) from error
         path = np.repeat(np.arange(len(drawn)), drawn.lengths)
-        window = (edges[path, 1:-1] <= drawn.times[:, None]).sum(1)
-        row = int(some[0]) + path // wanted.paths
-        np.add.at(counts, (row, window, drawn.mark_ids, path % wanted.paths), 1)
+        inner = edges[path, 1:-1]
+        window = (inner <= drawn.times[:, None]).sum(1)
+        row = first + path // paths
+        place = (row, window, drawn.mark_ids, path % paths)
+        np.add.at(counts, place, 1)
     return counts
 
 
 def count_levels(model: PointProcess, plan: Plan, group: Interval) -> tuple[Levels, ...] | None:
     """The calibrated levels of the intervals; None if the model has none for such intervals."""
-    if model.calibration is None or (plan.at < plan.begin).any():
+    if model.calibration is None:
+        return None
+    ahead = (plan.at < plan.begin).any()
+    lengths = np.diff(group.edges, axis=1)
+    if ahead or not nearly_equal(lengths):
         return None
     horizon = in_units(plan.horizon, plan.data.unit)
-    lengths = np.diff(group.edges, axis=1)
-    if not nearly_equal(lengths):
-        return None
     return model.calibration.count_levels(horizon, lengths.shape[1])
 
 
 def _summary(
     plan: Plan,
     group: Interval,
-    counts: NDArray[np.int32],
+    counts: Counts,
     calibrated: tuple[Levels, ...] | None,
     law: CountLaw | None,
 ) -> pa.Table:
@@ -711,49 +802,71 @@ def _summary(
     means are those of the ``law`` of the counts where it is known.
     """
     names = tuple(plan.data.marks.names)
-    total = counts.sum(2, keepdims=True, dtype=np.int32)
-    shown_counts = np.concatenate([total, counts], 2) if names else total
-    R, W, K, P = shown_counts.shape
-    ordered = np.sort(shown_counts, axis=-1).reshape(-1, P)
+    counts = _with_total(counts, names)
+    R, W, K, P = counts.shape
+    counts = np.sort(counts, axis=-1)
+    ordered = counts.reshape(-1, P)
     values: dict[str, Any] = {"mean": ordered.mean(1)}
     for level in plan.levels:
-        found = whole_quantile(ordered, level) if plan.whole else mid_quantile(ordered, level)
+        if plan.whole:
+            found = whole_quantile(ordered, level)
+        else:
+            found = mid_quantile(ordered, level)
         if calibrated is not None:
-            totals = found.reshape(R, W, K)[:, :, 0]
-            draws = ordered.reshape(R, W, K, P)[:, :, 0].astype(np.float64)
+            all_types = found.reshape(R, W, K)[:, :, 0]
+            draws = counts[:, :, 0].astype(np.float64)
             for w, levels in enumerate(calibrated):
-                score = levels.upper(level) if level >= 0.5 else levels.lower(level)
-                totals[:, w] = [count_quantile(row, score) for row in draws[:, w]]
+                if level >= 0.5:
+                    score = levels.upper(level)
+                else:
+                    score = levels.lower(level)
+                all_types[:, w] = [count_quantile(row, score) for row in draws[:, w]]
         values[level_name(level)] = found
     if plan.interval is not None:
-        values["low"], values["high"] = count_interval(ordered, plan.interval)
-    values["p_any"] = (ordered > 0).mean(1)
-    if law is not None:
-        expected = law.mean.sum(2, keepdims=True)
-        mean = np.concatenate([expected, law.mean], 2) if names else expected
+        low, high = count_interval(ordered, plan.interval)
+        values |= {"low": low, "high": high}
+    if law is None:
+        values["p_any"] = (ordered > 0).mean(1)
+    else:
+        mean = _with_total(law.mean, names)
         values["mean"] = mean.ravel()
         values["p_any"] = law.any_event(mean).ravel()
     schema = schema_of(plan)
     ids = [plan.data.ids[row] for row in group.rows.tolist()]
     which = np.repeat(np.arange(R, dtype=np.int32), W * K)
     kind = np.tile(np.arange(K, dtype=np.int32), R * W)
-    columns: dict[str, Any] = {
+    columns = {
         "sequence": _repeated(which, ids),
         "mark": _repeated(kind, ["", *names]),
     }
-    for name, edges in (("start", group.edges[:, :-1]), ("stop", group.edges[:, 1:])):
+    bounds = {
+        "start": group.edges[:, :-1],
+        "stop": group.edges[:, 1:],
+    }
+    for name, edges in bounds.items():
         times = as_times(plan.data, group.rows, edges)
-        columns[name] = pa.array(np.repeat(times.ravel(), K)).cast(schema.field(name).type)
+        column = pa.array(np.repeat(times.ravel(), K))
+        columns[name] = column.cast(schema.field(name).type)
     return pa.table(columns | values, schema=schema)
 
 
-def _repeated(which: NDArray[np.int32], words: Ordered[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(which, pa.array(list(words), pa.string())).cast(
-        pa.string()
-    )
+def _with_total(values: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """All types together before each of them along the third axis; the total alone where types
+    have no names.
+    """
+    total = values.sum(2, keepdims=True, dtype=values.dtype)
+    if names:
+        return np.concatenate([total, values], 2)
+    return total
 
 
-def as_times(data: Dataset, rows: NDArray[np.int64], edges: Floats) -> NDArray[Any]:
+def _repeated(which: Counts, words: Ordered[str]) -> pa.Array:
+    dictionary = pa.array(list(words), pa.string())
+    encoded = pa.DictionaryArray.from_arrays(which, dictionary)
+    return encoded.cast(pa.string())
+
+
+def as_times(data: Dataset, rows: Integers, edges: Floats) -> NDArray[Any]:
     """Times as microseconds since 1970 where the data has dates, else as they are."""
     if data.dates(0) is None:
         return edges

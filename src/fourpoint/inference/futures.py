@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from fourpoint.events import Batch, UserError
+from fourpoint.inference.evaluation import device_of
 from fourpoint.inference.sampling import advance, remember, select_rows
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.kernels.path_terms import Wanted
@@ -42,22 +43,27 @@ class Futures(NamedTuple):
         """R."""
         return (len(self.offsets) - 1) // self.paths
 
-    def counts(self, types: int) -> NDArray[np.int64]:
+    def counts(self, types: int) -> Integers:
         """Events of each type on each path, (R, P, M)."""
-        path = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
-        flat = np.bincount(path * types + self.marks, minlength=(len(self.offsets) - 1) * types)
+        paths = len(self.offsets) - 1
+        path = np.repeat(np.arange(paths), np.diff(self.offsets))
+        cell = path * types + self.marks
+        flat = np.bincount(cell, minlength=paths * types)
         return flat.reshape(self.forecasts, self.paths, types)
 
 
 def joined(parts: list[Futures]) -> Futures:
     """Forecasts of several batches with as many paths each, one after the other."""
-    begins = np.cumsum([0, *(part.offsets[-1] for part in parts)])
-    offsets = [part.offsets[:-1] + begin for part, begin in zip(parts, begins, strict=False)]
+    offsets = []
+    events = 0
+    for part in parts:
+        offsets.append(part.offsets[:-1] + events)
+        events += part.offsets[-1]
     return Futures(
-        np.concatenate([part.times for part in parts]),
-        np.concatenate([part.marks for part in parts]),
-        np.concatenate([*offsets, begins[-1:]]),
-        parts[0].paths,
+        times=np.concatenate([part.times for part in parts]),
+        marks=np.concatenate([part.marks for part in parts]),
+        offsets=np.append(np.concatenate(offsets), events),
+        paths=parts[0].paths,
     )
 
 
@@ -76,7 +82,7 @@ def draw_futures(
     :class:`UserError` if the model explodes before ``stop``.
     """
     wanted = Wanted(np.stack([at, stop], 1), keys, paths, MOST)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     if device.type == "cpu":
         with threads_for_loops(True):
             found = model.draw_events(batch, wanted, most)
@@ -92,19 +98,28 @@ def _plain(
 ) -> Futures:
     """By `sampling.advance`: what every model can do."""
     past = remember(model, batch.to(device))
+    paths = wanted.paths
     rows = torch.arange(len(batch.start), device=device)
+    every_edge = torch.from_numpy(wanted.edges).to(device)
     together = PATHS_CPU if device.type == "cpu" else PATHS_CUDA
     parts = []
-    for some in rows.split(max(1, together // wanted.paths)):
-        edges = torch.from_numpy(wanted.edges[some.cpu().numpy()]).to(device)
-        begin, end = (edges[:, side].repeat_interleave(wanted.paths) for side in (0, 1))
-        many = select_rows(past, some.repeat_interleave(wanted.paths))
+    for some in rows.split(max(1, together // paths)):
+        own = some.repeat_interleave(paths)
+        edges = every_edge[own]
+        begin = edges[:, 0]
         seed = int(wanted.keys[int(some[0])]) % 2**63
-        random = torch.Generator(device).manual_seed(seed)
         try:
-            drawn = advance(model, many, begin, end, random, most=most, limit=wanted.limit).data
+            drawn = advance(
+                model,
+                select_rows(past, own),
+                begin,
+                edges[:, 1],
+                torch.Generator(device).manual_seed(seed),
+                most=most,
+                limit=wanted.limit,
+            ).data
         except UserError as error:
             raise explosion(error.received) from error
         since = drawn.times - np.repeat(begin.cpu().numpy(), drawn.lengths)
-        parts.append(Futures(since, drawn.mark_ids, drawn.offsets, wanted.paths))
+        parts.append(Futures(since, drawn.mark_ids, drawn.offsets, paths))
     return joined(parts)

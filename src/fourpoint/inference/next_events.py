@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import Batch, Dataset
+from fourpoint.inference.evaluation import device_of
 from fourpoint.models.base import PointProcess
 from fourpoint.ops.compensator import Law, Rates, next_event_law
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 TOLERANCE = 1e-4  # of the integral on each panel
 
 
@@ -43,14 +45,15 @@ class ChosenEvents:
 
 
 def laws_before(
-    model: PointProcess, data: Dataset, rows: NDArray[np.int64], own: list[NDArray[np.int64]]
+    model: PointProcess, data: Dataset, rows: Integers, own: list[Integers]
 ) -> ChosenEvents:
     """The laws of events ``own[k]`` (places in their sequence) of the sequences ``rows[k]``."""
-    batch = data.batch(rows).to(_device_of(model))
+    batch = data.batch(rows).to(device_of(model))
     history = model.encode(batch)
-    width = max(len(i) for i in own)
-    index = torch.from_numpy(np.stack([np.resize(i, width) for i in own])).to(batch.times.device)
-    real = torch.from_numpy(np.stack([np.arange(width) < len(i) for i in own])).flatten()
+    width = max(len(places) for places in own)
+    padded = np.stack([np.resize(places, width) for places in own])
+    real = np.stack([np.arange(width) < len(places) for places in own])
+    index = torch.from_numpy(padded).to(batch.times.device)
     start = batch.edges.gather(1, index).flatten()
     truth = batch.times.gather(1, index).flatten()
     exposure = None if batch.context is None else batch.context.exposure
@@ -64,28 +67,36 @@ def laws_before(
 
     now = rates(start[:, None]).sum((1, 2)).double()
     shortest = model.shortest_time(history)
+    if shortest is not None:
+        shortest = shortest.repeat_interleave(width)
     law = next_event_law(
         rates,
         start,
-        0.25 / now.clamp(min=torch.finfo(now.dtype).tiny),
+        0.25 / _positive(now),
         longest=model.longest_panel,
-        shortest=None if shortest is None else shortest.repeat_interleave(width),
+        shortest=shortest,
         through=truth,
         tolerance=TOLERANCE,
     )
-    marks = batch.marks.gather(1, index).flatten()
-    stop = batch.stop.repeat_interleave(width)
-    return ChosenEvents(batch, index, real, start, truth, marks, stop, rates, law)
+    return ChosenEvents(
+        batch=batch,
+        index=index,
+        real=torch.from_numpy(real).flatten(),
+        start=start,
+        truth=truth,
+        marks=batch.marks.gather(1, index).flatten(),
+        stop=batch.stop.repeat_interleave(width),
+        rates=rates,
+        law=law,
+    )
 
 
-def by_sequence(
-    data: Dataset, chosen: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], list[NDArray[np.int64]]]:
+def by_sequence(data: Dataset, chosen: Integers) -> tuple[Integers, list[Integers]]:
     """The sequences of the events ``chosen`` (flat, in order), and the places of these in each."""
     owner = np.searchsorted(data.offsets, chosen, side="right") - 1
+    places = chosen - data.offsets[owner]
     rows, first = np.unique(owner, return_index=True)
-    parts = np.split(chosen, first[1:])
-    return rows, [part - data.offsets[row] for row, part in zip(rows, parts, strict=True)]
+    return rows, np.split(places, first[1:])
 
 
 @dataclass(frozen=True)
@@ -116,14 +127,19 @@ def place(events: ChosenEvents) -> Placed:
     law = events.law
     ends = torch.stack([events.truth, events.stop], 1)
     before, seen = (1 - torch.exp(-law.integral_at(ends))).unbind(1)
-    below = (before / seen.clamp(min=torch.finfo(seen.dtype).tiny)).clamp(0.0, 1.0)
-    rates = events.rates(events.truth[:, None])[:, 0].double()
-    own = rates.gather(1, events.marks[:, None])[:, 0]
+    below = (before / _positive(seen)).clamp(0.0, 1.0)
     survival = 1 - before
-    shortest = _mass_above(law.density, _seen_weights(events), rates.sum(1) * survival)
-    joint, every = _pairs(events)
-    pair = _mass_above(joint, every, own * survival)
-    return Placed(*(_real(events, found) for found in (below, shortest, pair)))
+    rates = events.rates(events.truth[:, None])[:, 0].double()
+    of_mark = rates.gather(1, events.marks[:, None])[:, 0]
+    density = rates.sum(1) * survival
+    shortest = _mass_above(law.density, _seen_weights(events), density)
+    joint, weights = _pairs(events)
+    pair = _mass_above(joint, weights, of_mark * survival)
+    return Placed(
+        below=_real(events, below),
+        shortest=_real(events, shortest),
+        pair=_real(events, pair),
+    )
 
 
 @dataclass(frozen=True)
@@ -148,36 +164,49 @@ def region_sizes(events: ChosenEvents, central: float, shortest: float, pair: fl
     its window.
     """
     law = events.law
-    length = events.stop - events.start
-    ends = [
-        law.quantiles_at(_seen_probability(events) * (1 + side * central) / 2)
-        for side in (-1.0, 1.0)
-    ]
-    width = (ends[1] - ends[0]).nan_to_num(nan=0.0, posinf=torch.inf).minimum(length)
-    weights = _seen_weights(events)
-    joint, every = _pairs(events)
-    own = _size_of(law.density, weights, shortest)
-    both = _size_of(joint, every, pair)
-    return Sizes(*(_real(events, found) for found in (width, own, both)))
+    seen = _seen_probability(events)
+    low = law.quantiles_at(seen * (1 - central) / 2)
+    high = law.quantiles_at(seen * (1 + central) / 2)
+    width = (high - low).nan_to_num(nan=0.0, posinf=torch.inf)
+    width = width.minimum(events.stop - events.start)
+    own = _size_of(law.density, _seen_weights(events), shortest)
+    joint, weights = _pairs(events)
+    both = _size_of(joint, weights, pair)
+    return Sizes(
+        central=_real(events, width),
+        shortest=_real(events, own),
+        pair=_real(events, both),
+    )
 
 
 def _real(events: ChosenEvents, values: Float[Tensor, " F"]) -> Floats:
-    return values.cpu()[events.real].double().numpy()
+    kept = values.cpu()[events.real]
+    return kept.double().numpy()
+
+
+def _positive(values: Float[Tensor, " F"]) -> Float[Tensor, " F"]:
+    """Values that can be divided by."""
+    return values.clamp(min=torch.finfo(values.dtype).tiny)
 
 
 def _seen_probability(events: ChosenEvents) -> Float[Tensor, " F"]:
     """That the next event comes before the end of the window."""
-    return 1 - torch.exp(-events.law.integral_at(events.stop[:, None]))[:, 0]
+    integral = events.law.integral_at(events.stop[:, None])
+    return 1 - torch.exp(-integral)[:, 0]
 
 
 def _seen_weights(events: ChosenEvents) -> Float[Tensor, "F N"]:
-    return torch.where(events.law.times < events.stop[:, None], events.law.weights, 0.0)
+    law = events.law
+    seen = law.times < events.stop[:, None]
+    return torch.where(seen, law.weights, 0.0)
 
 
 def _pairs(events: ChosenEvents) -> tuple[Float[Tensor, "F NM"], Float[Tensor, "F NM"]]:
     """Density and weights of time and mark."""
-    density = events.law.intensities * events.law.survival[..., None]
-    weights = _seen_weights(events)[..., None].expand_as(density)
+    law = events.law
+    density = law.intensities * law.survival[..., None]
+    weights = _seen_weights(events)[..., None]
+    weights = weights.expand_as(density)
     return density.flatten(1), weights.flatten(1)
 
 
@@ -186,8 +215,9 @@ def _mass_above(
 ) -> Float[Tensor, " F"]:
     """The share of the probability that lies where the density is above ``own``."""
     mass = density * weights
-    above = torch.where(density > own[:, None], mass, 0.0).sum(1)
-    return above / mass.sum(1).clamp(min=torch.finfo(mass.dtype).tiny)
+    higher = density > own[:, None]
+    above = torch.where(higher, mass, 0.0).sum(1)
+    return above / _positive(mass.sum(1))
 
 
 def _size_of(
@@ -198,9 +228,11 @@ def _size_of(
     """
     value, order = torch.sort(density, dim=1, descending=True)
     sizes = weights.gather(1, order)
-    mass = torch.cumsum(value * sizes, 1)
-    before = mass - value * sizes
-    return torch.where(before <= level * mass[:, -1:], sizes, 0.0).sum(1)
+    mass = value * sizes
+    up_to = torch.cumsum(mass, 1)
+    wanted = level * up_to[:, -1:]
+    inside = up_to - mass <= wanted
+    return torch.where(inside, sizes, 0.0).sum(1)
 
 
 def density_threshold(
@@ -214,11 +246,14 @@ def density_threshold(
     1.2000000476837158
     """
     value, order = torch.sort(density, descending=True)
-    mass = torch.cumsum(value * weights[order], 0)
-    beyond = mass > level * min(1.0, float(mass[-1]))
+    mass = value * weights[order]
+    up_to = torch.cumsum(mass, 0)
+    wanted = level * min(1.0, float(up_to[-1]))
+    beyond = up_to > wanted
     if level >= 1 or not bool(beyond.any()):
         return 0.0
-    return float(value[int(beyond.double().argmax())])
+    first = int(beyond.double().argmax())
+    return float(value[first])
 
 
 def intervals_above(times: Floats, density: Floats, threshold: float) -> list[tuple[float, float]]:
@@ -228,28 +263,20 @@ def intervals_above(times: Floats, density: Floats, threshold: float) -> list[tu
     >>> intervals_above(grid, np.array([2.0, 0.0, 2.0, 2.0]), 1.0)
     [(0.0, 0.5), (1.5, 3.0)]
     """
-    inside = density >= threshold
-    ends = np.flatnonzero(np.diff(np.concatenate([[False], inside, [False]]).astype(np.int8)))
-    return [
-        (
-            _crossing(times, density, threshold, first - 1),
-            _crossing(times, density, threshold, last - 1),
-        )
-        for first, last in ends.reshape(-1, 2).tolist()
-    ]
+    inside = np.pad(density >= threshold, 1)
+    changes = np.flatnonzero(inside[1:] != inside[:-1])
+    ends = [_crossing(times, density, threshold, int(place) - 1) for place in changes]
+    return list(zip(ends[::2], ends[1::2], strict=True))
 
 
 def _crossing(times: Floats, density: Floats, threshold: float, before: int) -> float:
     """Where the density passes the threshold after the point ``before``, or the end of the grid."""
     if before < 0:
         return float(times[0])
-    if before + 1 >= len(times):
+    after = before + 1
+    if after >= len(times):
         return float(times[-1])
-    here, there = density[before], density[before + 1]
-    share = (threshold - here) / (there - here) if there != here else 1.0
-    return float(times[before] + share * (times[before + 1] - times[before]))
-
-
-def _device_of(model: PointProcess) -> torch.device:
-    """Where the model's numbers are."""
-    return next((p.device for p in model.parameters()), torch.device("cpu"))
+    rise = density[after] - density[before]
+    share = (threshold - density[before]) / rise
+    gap = times[after] - times[before]
+    return float(times[before] + share * gap)

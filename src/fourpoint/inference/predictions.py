@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 BATCH = 64
 LEVEL = 0.9  # of the interval for the next time
 EVENTS, ORIGINS, PATHS, WINDOWS = 500, 50, 50, 4
@@ -83,27 +84,27 @@ class Predictions(Printed):
         """All scores under the names of the command line's JSON."""
         n = self.next_event
         h = self.horizon
-        out: dict[str, Any] = {
+        scores: dict[str, Any] = {
             "events": n.events,
             "time_rmse": n.rmse,
             "time_mae": n.mae,
             "time_crps": n.crps,
             "coverage_90": n.coverage,
         }
-        out |= (
-            {} if n.accuracy is None else {"mark_accuracy": n.accuracy, "mark_log_loss": n.log_loss}
-        )
+        if n.accuracy is not None:
+            scores |= {"mark_accuracy": n.accuracy, "mark_log_loss": n.log_loss}
         if h is not None:
-            out |= {
+            scores |= {
                 "origins": h.origins,
                 "horizon": h.horizon,
                 "count_crps": h.count_crps.tolist(),
                 "otd": h.otd,
                 "otd_cost": h.cost,
             }
-        return {
-            k: None if isinstance(v, float) and not np.isfinite(v) else v for k, v in out.items()
-        }
+        for name, value in scores.items():
+            if isinstance(value, float) and not np.isfinite(value):
+                scores[name] = None
+        return scores
 
     def __rich__(self) -> Table:
         n = self.next_event
@@ -112,21 +113,18 @@ class Predictions(Printed):
         table = text_table(title, title_justify="left", box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold", no_wrap=True)
         table.add_column(justify="right")
-        rows = {
-            "time RMSE": f"{n.rmse:.4g}",
-            "time MAE": f"{n.mae:.4g}",
-            "time CRPS": f"{n.crps:.4g}",
-        }
-        rows["90% interval covers"] = f"{n.coverage:.1%}"
+        table.add_row("time RMSE", f"{n.rmse:.4g}")
+        table.add_row("time MAE", f"{n.mae:.4g}")
+        table.add_row("time CRPS", f"{n.crps:.4g}")
+        table.add_row("90% interval covers", f"{n.coverage:.1%}")
         if n.accuracy is not None:
-            rows |= {"mark accuracy": f"{n.accuracy:.1%}", "mark log-loss": f"{n.log_loss:.4f}"}
+            table.add_row("mark accuracy", f"{n.accuracy:.1%}")
+            table.add_row("mark log-loss", f"{n.log_loss:.4f}")
         if h is not None:
-            rows[f"count CRPS in {len(h.count_crps)} windows up to {h.horizon:.4g}"] = ", ".join(
-                f"{c:.3g}" for c in h.count_crps
-            )
-            rows[f"transport distance (cost {h.cost:.4g})"] = f"{h.otd:.4g}"
-        for name, text in rows.items():
-            table.add_row(name, text)
+            windows = f"{len(h.count_crps)} windows up to {h.horizon:.4g}"
+            crps = [f"{score:.3g}" for score in h.count_crps]
+            table.add_row(f"count CRPS in {windows}", ", ".join(crps))
+            table.add_row(f"transport distance (cost {h.cost:.4g})", f"{h.otd:.4g}")
         return table
 
 
@@ -200,13 +198,15 @@ def crps_of_sample(draws: Floats, truth: Floats) -> Floats:
     n = len(draws)
     x = np.sort(draws, axis=0)
     one_column = (n,) + (1,) * (x.ndim - 1)
-    rank = (2 * np.arange(n) - n + 1).reshape(one_column)
-    spread = (rank * x).sum(0) / (n * max(n - 1, 1))
-    return np.asarray(np.abs(draws - truth).mean(0) - spread)
+    rank = 2 * np.arange(n) - n + 1
+    weighted = rank.reshape(one_column) * x
+    spread = weighted.sum(0) / (n * max(n - 1, 1))
+    error = np.abs(draws - truth).mean(0)
+    return np.asarray(error - spread)
 
 
 def transport_distance(
-    a: Floats, a_marks: NDArray[np.int64], b: Floats, b_marks: NDArray[np.int64], cost: float
+    a: Floats, a_marks: Integers, b: Floats, b_marks: Integers, cost: float
 ) -> float:
     """The least cost of turning events ``a`` into events ``b``: |t - t'| to move one, ``cost`` to
     add or remove one.
@@ -217,8 +217,10 @@ def transport_distance(
     2.5
     """
     total = 0.0
-    for m in np.union1d(a_marks, b_marks):
-        total += _aligned(a[a_marks == m], b[b_marks == m], cost)
+    for mark in np.union1d(a_marks, b_marks):
+        own_a = a[a_marks == mark]
+        own_b = b[b_marks == mark]
+        total += _aligned(own_a, own_b, cost)
     return total
 
 
@@ -230,7 +232,8 @@ def _aligned(a: Floats, b: Floats, cost: float) -> float:
     row = steps.copy()
     for t in a:
         best = row + cost
-        best[1:] = np.minimum(best[1:], row[:-1] + np.abs(t - b))
+        moved = row[:-1] + np.abs(t - b)
+        best[1:] = np.minimum(best[1:], moved)
         row = np.minimum.accumulate(best - steps) + steps
     return float(row[-1])
 
@@ -240,24 +243,29 @@ def _no_bar(done: float, text: str | None = None) -> None:
 
 
 def _next_scores(
-    model: PointProcess, data: Dataset, chosen: NDArray[np.int64], step: Step = _no_bar
+    model: PointProcess, data: Dataset, chosen: Integers, step: Step = _no_bar
 ) -> NextScores:
     """Scores at the events ``chosen`` (flat indices), a few sequences at a time."""
-    sums = []
-    marked = []
+    time_scores = []
+    mark_scores = []
+    done = 0
     rows, own = by_sequence(data, chosen)
     for k in range(0, len(rows), BATCH):
         some = slice(k, k + BATCH)
-        times, marks = _score_batch(model, laws_before(model, data, rows[some], own[some]))
-        sums.append(times)
-        marked.append(marks)
-        step(sum(map(len, sums)))
-    t = np.concatenate(sums)
-    m = np.concatenate(marked)
-    rmse = float(np.sqrt(np.square(t[:, 0]).mean()))
-    mae, crps, coverage = (float(x) for x in t[:, 1:].mean(0))
-    accuracy, log_loss = (None, None) if data.marks.count == 1 else (float(x) for x in m.mean(0))
-    return NextScores(len(t), rmse, mae, crps, coverage, accuracy, log_loss)
+        events = laws_before(model, data, rows[some], own[some])
+        times, marks = _score_batch(model, events)
+        time_scores.append(times)
+        mark_scores.append(marks)
+        done += len(times)
+        step(done)
+    times = np.concatenate(time_scores)
+    rmse = np.sqrt(np.square(times[:, 0]).mean())
+    mae, crps, coverage = times[:, 1:].mean(0).tolist()
+    accuracy = None
+    log_loss = None
+    if data.marks.count > 1:
+        accuracy, log_loss = np.concatenate(mark_scores).mean(0).tolist()
+    return NextScores(len(times), float(rmse), mae, crps, coverage, accuracy, log_loss)
 
 
 def _score_batch(model: PointProcess, events: ChosenEvents) -> tuple[Floats, Floats]:
@@ -272,19 +280,25 @@ def _score_batch(model: PointProcess, events: ChosenEvents) -> tuple[Floats, Flo
     if model.calibration is not None:
         level = model.calibration.region_level("central", LEVEL)
     tail = (1 - level) / 2
-    covered = ((below >= tail * seen) & (below <= (1 - tail) * seen)).double()
+    covered = (below >= tail * seen) & (below <= (1 - tail) * seen)
     median = law.quantiles([0.5])[:, 0]
-    errors = [law.mean() - truth, (median - truth).abs(), law.crps(truth), covered]
-    times = torch.stack(errors, 1)
-    at = events.rates(truth[:, None])[:, 0].double()
-    log_loss = at.sum(1).log() - at.gather(1, events.marks[:, None])[:, 0].log()
-    marks = torch.stack([(at.argmax(1) == events.marks).double(), log_loss], 1)
-    return times.cpu()[events.real].numpy(), marks.cpu()[events.real].numpy()
+    error_of_mean = law.mean() - truth
+    error_of_median = (median - truth).abs()
+    crps = law.crps(truth)
+    times = torch.stack([error_of_mean, error_of_median, crps, covered.double()], 1)
+    rates = events.rates(truth[:, None])[:, 0].double()
+    of_mark = rates.gather(1, events.marks[:, None])[:, 0]
+    log_loss = rates.sum(1).log() - of_mark.log()
+    hit = rates.argmax(1) == events.marks
+    marks = torch.stack([hit.double(), log_loss], 1)
+    real = events.real
+    return times.cpu()[real].numpy(), marks.cpu()[real].numpy()
 
 
 def _default_horizon(data: Dataset) -> float:
     gap = float(data.exposed_times.sum()) / data.scored_events
-    return min(10 * gap, float((data.stops - data.scored_starts).max()) / 2)
+    longest = float((data.stops - data.scored_starts).max())
+    return min(10 * gap, longest / 2)
 
 
 def _horizon_scores(
@@ -314,32 +328,28 @@ def _horizon_scores(
         seed = int(rng.integers(2**31))
         drawn = _futures(model, data, some, now, horizon, paths, seed, _part(step, k, len(some)))
         for i, (s, begin) in enumerate(zip(some, now, strict=True)):
-            true = data[int(s)]
+            whole = data[int(s)]
+            ahead = ~known_at(whole.times, begin) & (whole.times < begin + horizon)
+            times = whole.times[ahead]
+            marks = whole.marks[ahead]
             edges = begin + horizon * shares
-            inside = ~known_at(true.times, begin) & (true.times < begin + horizon)
-            counts = np.stack(
-                [np.histogram(drawn[j].times, edges)[0] for j in range(i * paths, (i + 1) * paths)]
-            )
-            scores.append(
-                crps_of_sample(
-                    counts.astype(np.float64),
-                    np.histogram(true.times[inside], edges)[0].astype(np.float64),
-                )
-            )
-            pairs = (drawn[j] for j in range(i * paths, (i + 1) * paths))
-            distances.append(
-                np.mean(
-                    [
-                        transport_distance(
-                            p.times, p.marks, true.times[inside], true.marks[inside], cost
-                        )
-                        for p in pairs
-                    ]
-                )
-            )
+            own = [drawn[j] for j in range(i * paths, (i + 1) * paths)]
+            counts = np.stack([_counts(path.times, edges) for path in own])
+            scores.append(crps_of_sample(counts, _counts(times, edges)))
+            costs = [transport_distance(path.times, path.marks, times, marks, cost) for path in own]
+            distances.append(np.mean(costs))
     return HorizonScores(
-        origins, float(horizon), float(cost), np.mean(scores, 0), float(np.mean(distances))
+        origins=origins,
+        horizon=float(horizon),
+        cost=float(cost),
+        count_crps=np.mean(scores, 0),
+        otd=float(np.mean(distances)),
     )
+
+
+def _counts(times: Floats, edges: Floats) -> Floats:
+    counts, _ = np.histogram(times, edges)
+    return counts.astype(np.float64)
 
 
 def _part(step: Step, first: int, count: int) -> Step:
@@ -350,7 +360,7 @@ def _part(step: Step, first: int, count: int) -> Step:
 def _futures(
     model: PointProcess,
     data: Dataset,
-    rows: NDArray[np.int64],
+    rows: Integers,
     now: Floats,
     horizon: float,
     paths: int,

@@ -12,7 +12,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -65,27 +64,29 @@ class Uncertainty:
         return len(next(iter(self.draws.values()), ()))
 
     def __repr__(self) -> str:
-        numbers = sum(x[0].numel() for x in self.draws.values())
-        return f"Uncertainty({len(self)} draws of {numbers:,} parameters by {self.method})"
+        numbers = sum(draws[0].numel() for draws in self.draws.values())
+        count = f"{len(self)} draws of {numbers:,} parameters"
+        return f"Uncertainty({count} by {self.method})"
 
     def members(self, model: PointProcess, most: int | None = None) -> Iterator[PointProcess]:
         """``model`` with the parameters of each draw in turn, of ``most`` draws at most, evenly
         chosen. It is one copy whose parameters change: use each before the next. Raises
         :class:`UserError` if the draws are of another model.
         """
-        own = dict(model.state_dict())
-        wrong = [name for name, x in self.draws.items() if not _fits(own.get(name), x)]
-        if wrong:
-            raise UserError(
-                "draws of this model's parameters",
-                f"{wrong[0]} of another one",
-                REMEDY,
-            )
+        own = model.state_dict()
+        for name, draws in self.draws.items():
+            if name not in own or own[name].shape != draws.shape[1:]:
+                raise UserError(
+                    "draws of this model's parameters", f"{name} of another one", REMEDY
+                )
         member = copy.deepcopy(model).eval()
-        count = len(self) if most is None else min(most, len(self))
-        chosen = np.linspace(0, len(self) - 1, count).round().astype(int).tolist()
-        for k in chosen:
-            member.load_state_dict({name: x[k] for name, x in self.draws.items()}, strict=False)
+        count = len(self)
+        if most is not None:
+            count = min(most, count)
+        chosen = np.linspace(0, len(self) - 1, count).round().astype(int)
+        for k in chosen.tolist():
+            parameters = {name: draws[k] for name, draws in self.draws.items()}
+            member.load_state_dict(parameters, strict=False)
             yield member
 
     def band(
@@ -138,8 +139,12 @@ class Uncertainty:
 
     def save(self, folder: str | Path) -> None:
         """Write the draws beside the model in ``folder``, which must be the one they belong to."""
-        info: dict[str, Any] = {"method": self.method, "notes": list(self.notes)}
-        write_tensors(folder, NAME, self.draws, info | {"model_sha256": _weights_hash(folder)})
+        info = {
+            "method": self.method,
+            "notes": list(self.notes),
+            "model_sha256": _weights_hash(folder),
+        }
+        write_tensors(folder, NAME, self.draws, info)
 
     @staticmethod
     def beside(folder: str | Path) -> bool:
@@ -160,12 +165,14 @@ class Uncertainty:
                 f"those of another model in {folder}",
                 REMEDY,
             )
-        method, notes = info.get("method"), info.get("notes")
-        sizes = {len(x) if x.ndim else 0 for x in tensors.values()}
+        method = info.get("method")
+        notes = info.get("notes")
+        sizes = {len(draws) if draws.ndim else 0 for draws in tensors.values()}
         if not isinstance(method, str) or not isinstance(notes, list) or len(sizes) != 1:
             raise UserError("draws as fp.uncertainty saves them", f"others in {folder}", REMEDY)
-        if any(not x.is_floating_point() or not x.isfinite().all() for x in tensors.values()):
-            raise UserError("finite draws", f"others in {folder}", REMEDY)
+        for draws in tensors.values():
+            if not draws.is_floating_point() or not draws.isfinite().all():
+                raise UserError("finite draws", f"others in {folder}", REMEDY)
         return Uncertainty(method, tensors, tuple(str(note) for note in notes))
 
 
@@ -179,11 +186,13 @@ def event_effect(model: PointProcess, lags: ArrayLike, mark: int = 0) -> Float[n
     [[1.0], [0.1353]]
     """
     asked = np.asarray(lags, dtype=np.float64).reshape(-1)
-    stop = max(float(asked.max(initial=1.0)), 1.0)
+    stop = float(asked.max(initial=1.0))
     times = np.nextafter(asked, np.inf)
     alone = Sequence([0.0], [mark], start=0.0, stop=stop, space=model.marks)
     empty = Sequence([], start=0.0, stop=stop, space=model.marks)
-    return intensity(model, alone, times) - intensity(model, empty, times)
+    with_event = intensity(model, alone, times)
+    without = intensity(model, empty, times)
+    return with_event - without
 
 
 def calendar_effect(
@@ -204,13 +213,10 @@ def calendar_effect(
     return np.asarray(found[0].double().numpy())
 
 
-def _fits(own: Tensor | None, draws: Tensor) -> bool:
-    return own is not None and own.shape == draws.shape[1:]
-
-
 def _weights_hash(folder: str | Path) -> str:
     """The hash of the weights of the model in ``folder``."""
     file = Path(folder) / "model.json"
     if not file.is_file():
         raise UserError("a folder with a model", f"{folder}", "Save the model there first.")
-    return str(json.loads(file.read_text()).get("sha256"))
+    info = json.loads(file.read_text())
+    return str(info.get("sha256"))

@@ -33,7 +33,8 @@ def load_events(engine: Engine, data: Dataset, *, progress: bool = False) -> Rec
         for done, event in enumerate(_in_order(engine, data), start=1):
             key = (event.entity or "", event.at, event.mark)
             known[key] += 1
-            waiting.append(Given(_id(*key, known[key]), event))
+            given = Given(_id(*key, known[key]), event)
+            waiting.append(given)
             if len(waiting) == AT_ONCE or done == count:
                 found = engine.accept([Request(waiting)])[0]
                 total.accepted += found.accepted
@@ -47,22 +48,29 @@ def load_events(engine: Engine, data: Dataset, *, progress: bool = False) -> Rec
 
 def _in_order(engine: Engine, data: Dataset) -> Iterator[Event]:
     """The events of all sequences in the order of their times on the clock of the log."""
-    lengths = np.diff(data.offsets)
-    rows = np.repeat(np.arange(len(lengths)), lengths)
+    rows = np.repeat(np.arange(len(data)), data.lengths)
     moments = data.times
-    if engine.times.calendar is not None and data.context is not None:
-        origin = data.context.origin
-        if origin is not None:
-            moments = data.times + origin[rows] / SECONDS[engine.times.unit]
-    several = engine.by is not None
+    context = data.context
+    if engine.times.calendar is not None and context is not None and context.origin is not None:
+        unit = SECONDS[engine.times.unit]
+        moments = data.times + context.origin[rows] / unit
     for i in np.argsort(moments, kind="stable").tolist():
-        features = () if data.features is None else tuple(data.features[i].tolist())
-        entity = data.ids[rows[i]] if several else None
+        entity = None
+        if engine.by is not None:
+            entity = data.ids[rows[i]]
+        features: tuple[float, ...] = ()
+        if data.features is not None:
+            features = tuple(data.features[i].tolist())
         yield Event(
-            float(data.times[i]), int(data.mark_ids[i]), entity, float(moments[i]), features
+            float(data.times[i]),
+            int(data.mark_ids[i]),
+            entity,
+            float(moments[i]),
+            features,
         )
 
 
 def _id(entity: str, moment: float, mark: int, number: int) -> str:
-    text = f"{entity}\0{moment!r}\0{mark}\0{number}".encode("utf-8", "surrogatepass")
-    return f"file-{hashlib.sha256(text).hexdigest()[:32]}"
+    text = f"{entity}\0{moment!r}\0{mark}\0{number}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass"))
+    return f"file-{digest.hexdigest()[:32]}"

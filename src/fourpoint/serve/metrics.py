@@ -43,30 +43,36 @@ def metrics_text(service: Service, statistics: Statistics) -> str:
         lines += _metric(f"{name}_total", "counter", help, {"": count})
     for name, (help, value) in present.items():
         lines += _metric(name, "gauge", help, {"": value})
-    requests = {
-        f'{{method="{method}",path="{path}",status="{status}"}}': count
-        for (method, path, status), count in sorted(statistics.requests.items())
-    }
+    requests: dict[str, float] = {}
+    for (method, path, status), count in sorted(statistics.requests.items()):
+        labels = f'{{method="{method}",path="{path}",status="{status}"}}'
+        requests[labels] = count
     lines += _metric("requests_total", "counter", "Requests.", requests)
-    return "\n".join([*lines, *_durations(statistics)]) + "\n"
+    lines += _durations(statistics)
+    return "\n".join(lines) + "\n"
 
 
 def _metric(name: str, kind: str, help: str, values: Mapping[str, float]) -> list[str]:
     """A metric with its values by labels."""
     full = f"fourpoint_{name}"
-    rows = [f"{full}{labels} {value:.17g}" for labels, value in values.items()]
-    return [f"# HELP {full} {help}", f"# TYPE {full} {kind}", *rows]
+    lines = [f"# HELP {full} {help}", f"# TYPE {full} {kind}"]
+    for labels, value in values.items():
+        lines.append(f"{full}{labels} {value:.17g}")
+    return lines
 
 
 def _durations(statistics: Statistics) -> list[str]:
     """The histogram of how long requests took."""
     name = "fourpoint_request_seconds"
     lines = [f"# HELP {name} How long requests took.", f"# TYPE {name} histogram"]
+    edges = (*EDGES, "+Inf")
     total = 0
-    for edge, count in zip((*EDGES, "+Inf"), statistics.buckets, strict=True):
+    for edge, count in zip(edges, statistics.buckets, strict=True):
         total += count
         lines.append(f'{name}_bucket{{le="{edge}"}} {total}')
-    return [*lines, f"{name}_sum {statistics.seconds:.17g}", f"{name}_count {total}"]
+    lines.append(f"{name}_sum {statistics.seconds:.17g}")
+    lines.append(f"{name}_count {total}")
+    return lines
 
 
 def resident_bytes() -> int:

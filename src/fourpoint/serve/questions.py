@@ -22,6 +22,7 @@ from fourpoint.kernels.path_terms import Wanted
 from fourpoint.log_format import LogFormat
 from fourpoint.models.base import PointProcess
 from fourpoint.serve.engine import ALL, Engine
+from fourpoint.serve.recent import trapezoids
 from fourpoint.serve.service import Service
 from fourpoint.streaming.feed.events import Entities
 from fourpoint.streaming.feed.feed import usual_rate
@@ -59,14 +60,15 @@ def past_of(service: Service, entity: str | None, most: int = MOST) -> Sequence:
         raise Unknown(name)
     events.sort(key=lambda event: (event.time, event.seq))
     times = np.array([event.time for event in events])
-    now = engine.now()
-    stop = float(times[-1])
-    if now is not None and engine.times.calendar is None:
-        stop = max(stop, now)
+    marks = np.array([event.mark for event in events])
     features = None
     if events[0].features is not None:
         features = np.array([np.frombuffer(event.features or b"") for event in events])
-    return _sequence(engine, name, times, np.array([e.mark for e in events]), features, begin, stop)
+    stop = float(times[-1])
+    now = engine.now()
+    if now is not None and engine.times.calendar is None:
+        stop = max(stop, now)
+    return _sequence(engine, name, times, marks, features, begin, stop)
 
 
 def _named(engine: Engine, entity: str | None) -> str:
@@ -153,8 +155,11 @@ def _expected(engine: Engine, pasts: list[Sequence], length: float) -> float:
     training data count as one event more.
     """
     usual = usual_rate(engine.served.model, engine.served.trained, pooled=False)
-    rates = [(len(past) + 1) / (past.stop - past.start + 1 / usual) for past in pasts]
-    return sum(rates) * length
+    total = 0.0
+    for past in pasts:
+        observed = past.stop - past.start
+        total += (len(past) + 1) / (observed + 1 / usual)
+    return total * length
 
 
 def _affordable(expected: float, most: int, horizon: str, paths: int) -> int:
@@ -167,7 +172,8 @@ def _affordable(expected: float, most: int, horizon: str, paths: int) -> int:
             f"{horizon!r:.40}, with about {expected:,.3g}",
             "Ask for a shorter one, or use fourpoint forecast.",
         )
-    return min(paths, max(FEWEST, int(most / max(expected, 1.0))))
+    affordable = int(most / max(expected, 1.0))
+    return min(paths, max(FEWEST, affordable))
 
 
 def _fewer(some: int, paths: int) -> list[str]:
@@ -179,11 +185,11 @@ def _fewer(some: int, paths: int) -> list[str]:
 
 def _forecast_of_all(service: Service, horizon: str, paths: int, seed: int) -> dict[str, Any]:
     """The same for all entities together: events of any of them."""
-    engine = service.engine
-    if len(engine.live) > MOST_ENTITIES:
+    count = len(service.engine.live)
+    if count > MOST_ENTITIES:
         raise UserError(
             f"the name of an entity, or at most {MOST_ENTITIES:,} entities to forecast together",
-            f"no name, and {len(engine.live):,} entities",
+            f"no name, and {count:,} entities",
             "Add entity=NAME; /v1/entities lists them.",
         )
     names = service.call(lambda engine: sorted(_entities(engine).bank.entities)).result()
@@ -197,8 +203,8 @@ def _forecast_of(
     """A forecast of entities together, from the numbers of events in intervals."""
     engine = service.engine
     model = engine.served.model
-    names = [past.id for past in pasts]
-    now, times, rates = service.call(lambda engine: _until_the_next(engine, names)).result()
+    ids = [past.id for past in pasts]
+    now, times, rates = service.call(lambda engine: _until_the_next(engine, ids)).result()
     data = Dataset.from_sequences(pasts, unit=engine.times.unit)
     data = replace(data, log=engine.times.log if engine.times.known else LogFormat("time"))
     length = length_after(pasts[0].dates, now, horizon, engine.times.unit)
@@ -207,9 +213,10 @@ def _forecast_of(
     some = _affordable(_expected(engine, pasts, length), most, horizon, paths)
     plan = planned(model, data, length, length / STEPS, paths=some, seed=seed)
     edges, counts = counts_of_all(model, plan)
-    names_of_marks = model.marks.names or (ALL,)
+    marks = model.marks.names or (ALL,)
     per_path = counts.sum(0).T
-    per_time = counts.sum(1) / np.diff(edges)[:, None]
+    lengths = np.diff(edges)
+    per_time = counts.sum(1) / lengths[:, None]
     low, high = np.quantile(per_time, (LEVELS[0], LEVELS[2]), axis=1)
     middles = (edges[1:] + edges[:-1]) / 2
     note = "the band is that of events per unit of time in intervals"
@@ -222,10 +229,10 @@ def _forecast_of(
             "horizon": length,
             "unit": engine.times.unit or None,
             "total": _count_fields(per_path.sum(1)),
-            "counts": {n: _count_fields(per_path[:, m]) for m, n in enumerate(names_of_marks)},
-            "next": _next_fields(engine, times, rates, names_of_marks),
+            "counts": {mark: _count_fields(per_path[:, m]) for m, mark in enumerate(marks)},
+            "next": _next_fields(engine, times, rates, marks),
             "bands": {
-                "times": [engine.shown(float(time)) for time in middles],
+                "times": [engine.shown(time) for time in middles.tolist()],
                 "mean": per_time.mean(1),
                 "low": low,
                 "high": high,
@@ -238,9 +245,10 @@ def _forecast_of(
 def _is_drawn_by_a_kernel(model: PointProcess, past: Sequence) -> bool:
     """Whether events of this model are drawn by compiled loops."""
     edges = np.array([[past.stop, np.nextafter(past.stop, np.inf)]])
+    keys = np.zeros(1, dtype=np.uint64)
+    one = Wanted(edges, keys, paths=1, limit=1)
     with eval_mode(model):
-        batch = past.batch()
-        found = model.draw_counts(batch, Wanted(edges, np.zeros(1, dtype=np.uint64), 1, 1))
+        found = model.draw_counts(past.batch(), one)
     return found is not None
 
 
@@ -258,12 +266,16 @@ def _until_the_next(engine: Engine, names: list[str]) -> tuple[float, np.ndarray
     if now is None:
         raise Unknown(ALL)
     bank = _entities(engine).bank
-    rows = bank.table.assign(names)[0]
-    first = bank.rates(rows, np.full(len(rows), now)).sum(0)
+    rows, _ = bank.table.assign(names)
+
+    def rates(time: float) -> np.ndarray:
+        return bank.rates(rows, np.full(len(rows), time)).sum(0)
+
+    total = float(rates(now).sum())
     # Rates that fall in a silence to a tenth are followed for long enough.
-    times = now + np.linspace(0.0, 60.0 / max(float(first.sum()), 1e-300), NEXT_STEPS)
-    rates = [bank.rates(rows, np.full(len(rows), time)).sum(0) for time in times.tolist()]
-    return now, times, np.array(rates)
+    length = 60.0 / max(total, 1e-300)
+    times = now + np.linspace(0.0, length, NEXT_STEPS)
+    return now, times, np.array([rates(time) for time in times.tolist()])
 
 
 def _next_fields(
@@ -271,25 +283,28 @@ def _next_fields(
 ) -> dict[str, Any]:
     """The next event of a process whose rates per mark until then are given at ``times``."""
     total = rates.sum(1)
-    steps = np.diff(times)
-    integral = np.concatenate([[0.0], np.cumsum(steps * (total[1:] + total[:-1]) / 2)])
+    areas = trapezoids(times, total)
+    integral = np.concatenate([[0.0], np.cumsum(areas)])
     survival = np.exp(-integral)
 
     def quantile(level: float) -> str | float | None:
-        if integral[-1] < -math.log1p(-level):
+        needed = -math.log1p(-level)
+        if integral[-1] < needed:
             return None
-        return engine.shown(float(np.interp(-math.log1p(-level), integral, times)))
+        time = np.interp(needed, integral, times)
+        return engine.shown(float(time))
 
-    mean = times[0] + float((steps * (survival[1:] + survival[:-1]) / 2).sum())
+    mean = times[0] + float(trapezoids(times, survival).sum())
     density = rates * survival[:, None]
-    shares = (steps[:, None] * (density[1:] + density[:-1]) / 2).sum(0)
+    chances = trapezoids(times[:, None], density).sum(0)
+    shares = chances / chances.sum()
     return {
         "median": quantile(0.5),
         "mean": engine.shown(mean),
         "low": quantile(0.05),
         "high": quantile(0.95),
         "never": float(survival[-1]),
-        "marks": dict(zip(names, (shares / shares.sum()).tolist(), strict=True)),
+        "marks": dict(zip(names, shares.tolist(), strict=True)),
     }
 
 
@@ -344,7 +359,7 @@ def _window_offset(engine: Engine, entity: str) -> float:
 def _path_counts(found: Forecast) -> np.ndarray:
     """Events of each path and mark."""
     paths = found.paths
-    rows = np.repeat(np.arange(len(paths)), np.diff(paths.offsets))
+    rows = np.repeat(np.arange(len(paths)), paths.lengths)
     counts = np.zeros((len(paths), found.marks.count), dtype=np.int64)
     np.add.at(counts, (rows, paths.mark_ids), 1)
     return counts
@@ -367,26 +382,29 @@ def explain_fields(service: Service, entity: str | None = None, top: int = 20) -
     past = past_of(service, entity, EXPLAINED)
     offset = _window_offset(engine, past.id)
     found = explain(engine.served.model, past)
+    rate = float(found.rate.sum())
     total = found.effects.sum(1)
-    order = np.argsort(-np.abs(total), kind="stable")[:top]
-    order = order[np.abs(total[order]) > FAINT * float(found.rate.sum())]
+    size = np.abs(total)
+    order = np.argsort(-size, kind="stable")[:top]
+    order = order[size[order] > FAINT * rate]
     names = engine.served.model.marks.names or (ALL,)
-    events = [
-        {
-            "time": engine.shown(float(found.times[i]) + offset),
+    events = []
+    for i in order.tolist():
+        time = float(found.times[i])
+        effects = found.effects[i].tolist()
+        event = {
+            "time": engine.shown(time + offset),
             "mark": names[int(found.marks[i])],
             "effect": float(total[i]),
-            "effects": dict(zip(names, found.effects[i].tolist(), strict=True)),
+            "effects": dict(zip(names, effects, strict=True)),
         }
-        for i in order.tolist()
-    ]
-    rate = dict(zip(names, found.rate.tolist(), strict=True))
+        events.append(event)
     return plain(
         {
             "entity": past.id,
             "at": engine.shown(found.at + offset),
-            "rate": float(found.rate.sum()),
-            "rates": rate,
+            "rate": rate,
+            "rates": dict(zip(names, found.rate.tolist(), strict=True)),
             "baseline": float(found.rate.sum() - total.sum()),
             "past_events": len(past),
             "events": events,

@@ -29,6 +29,7 @@ from fourpoint.models.effects import HOLIDAYS, PERIODIC, TREND, Effects
 from fourpoint.ops import rescaling
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 AT_ONCE = 64  # entities whose rates are computed together
 MOST_VALUES = 400_000  # rates of one picture; beyond that the grid leaves events out
 FEWEST_EVENTS = 20  # of a verdict
@@ -49,7 +50,7 @@ class Track(NamedTuple):
 
     entity: str
     times: Floats
-    marks: NDArray[np.int64]
+    marks: Integers
     begin: float = 0.0
     shift: float = 0.0
     features: Floats | None = None
@@ -64,9 +65,9 @@ class Picture:
     times: Floats
     rates: Floats
     edges: Floats
-    observed: NDArray[np.int64]
+    observed: Integers
     expected: Floats
-    counts: NDArray[np.int64]
+    counts: Integers
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Outlook:
 
     times: Floats
     rates: Floats
-    counts: NDArray[np.int64]
+    counts: Integers
 
 
 def picture(
@@ -103,36 +104,36 @@ def picture(
     M = model.marks.count
     uniform = np.linspace(start, now, points + 1)
     edges = np.linspace(start, now, bins + 1)
-    times = [track.times for track in tracks]
-    marks = [track.marks for track in tracks]
-    every = np.concatenate([np.zeros(0), *times])
-    kinds = np.concatenate([np.zeros(0, dtype=np.int64), *marks])
-    inside = (every >= start) & (every <= now)
+    times = np.concatenate([np.zeros(0), *(track.times for track in tracks)])
+    none = np.zeros(0, dtype=np.int64)
+    marks = np.concatenate([none, *(track.marks for track in tracks)])
+    inside = (times >= start) & (times <= now)
+    times = times[inside]
     # An event at the very time counts, so that the rate now includes the latest event.
     after = np.nextafter(uniform, np.inf)
     grid = np.union1d(after, edges)
-    jumps = np.unique(every[inside])
-    if (len(grid) + 2 * len(jumps)) * max(1, len(tracks)) * M <= MOST_VALUES:
-        grid = np.union1d(grid, np.concatenate([jumps, np.nextafter(jumps, np.inf)]))
+    jumps = np.unique(times)
+    values = (len(grid) + 2 * len(jumps)) * max(1, len(tracks)) * M
+    if values <= MOST_VALUES:
+        after_jumps = np.nextafter(jumps, np.inf)
+        grid = np.union1d(grid, np.concatenate([jumps, after_jumps]))
     rates = rates_at(model, tracks, grid, context)
-    total = rates.sum(1)
-    areas = np.diff(grid) * (total[1:] + total[:-1]) / 2
-    integral = np.concatenate([[0.0], np.cumsum(areas)])
-    expected = np.diff(np.interp(edges, grid, integral))
+    areas = trapezoids(grid, rates.sum(1))
+    integral = _cumulative(areas)
     return Picture(
-        uniform,
-        rates[np.searchsorted(grid, after)],
-        edges,
-        np.histogram(every[inside], edges)[0],
-        expected,
-        np.bincount(kinds[inside], minlength=M),
+        times=uniform,
+        rates=rates[np.searchsorted(grid, after)],
+        edges=edges,
+        observed=np.histogram(times, edges)[0],
+        expected=np.diff(np.interp(edges, grid, integral)),
+        counts=np.bincount(marks[inside], minlength=M),
     )
 
 
 def averaged(
     entities: Ordered[str],
     times: Floats,
-    marks: NDArray[np.int64],
+    marks: Integers,
     gaps: Floats,
     count: int,
     start: float,
@@ -166,33 +167,56 @@ def averaged(
         before[i] = last.get(name, -1)
         last[name] = i
     own = np.flatnonzero(before >= 0)
-    own = own[times[own] > times[before[own]]]
-    rate = gaps[own] / (times[own] - times[before[own]])
+    later = times[own] > times[before[own]]
+    own = own[later]
+    begins = times[before[own]]
     ends = times[own].copy()
-    ends[np.isin(own, list(last.values()))] = now
-    steps = np.concatenate([times[before[own]], ends])
-    order = np.argsort(steps, kind="stable")
-    level = np.cumsum(np.concatenate([rate, -rate])[order])
-    knots = np.concatenate([[-np.inf], steps[order]])
-    level = np.maximum(np.concatenate([[0.0], level]), 0.0)
+    rate = gaps[own] / (ends - begins)
+    latest = np.isin(own, list(last.values()))
+    ends[latest] = now
+    knots, level = _sum_of_steps(begins, ends, rate)
     uniform = np.linspace(start, now, points + 1)
-    total = level[np.searchsorted(knots, uniform, side="left") - 1]
-    total[0] = level[np.searchsorted(knots, uniform[0], side="right") - 1]
+    step = np.searchsorted(knots, uniform, side="left") - 1
+    step[0] = np.searchsorted(knots, uniform[0], side="right") - 1
+    total = level[step]
     edges = np.linspace(start, now, bins + 1)
-    bounds = np.union1d(edges, steps[(steps > start) & (steps < now)])
+    steps = knots[(knots > start) & (knots < now)]
+    bounds = np.union1d(edges, steps)
     middle = (bounds[1:] + bounds[:-1]) / 2
-    areas = np.diff(bounds) * level[np.searchsorted(knots, middle) - 1]
-    integral = np.concatenate([[0.0], np.cumsum(areas)])
+    step = np.searchsorted(knots, middle) - 1
+    integral = _cumulative(np.diff(bounds) * level[step])
     inside = (times >= start) & (times <= now)
     shares = np.bincount(marks, minlength=count) / max(1, len(marks))
     return Picture(
-        uniform,
-        total[:, None] * shares,
-        edges,
-        np.histogram(times[inside], edges)[0],
-        np.diff(np.interp(edges, bounds, integral)),
-        np.bincount(marks[inside], minlength=count),
+        times=uniform,
+        rates=total[:, None] * shares,
+        edges=edges,
+        observed=np.histogram(times[inside], edges)[0],
+        expected=np.diff(np.interp(edges, bounds, integral)),
+        counts=np.bincount(marks[inside], minlength=count),
     )
+
+
+def _sum_of_steps(begins: Floats, ends: Floats, rates: Floats) -> tuple[Floats, Floats]:
+    """The sum of rates that are constant from their begins to their ends: the places where it
+    changes, after -inf, and its level from each of them on.
+    """
+    changes = np.concatenate([begins, ends])
+    order = np.argsort(changes, kind="stable")
+    knots = np.concatenate([[-np.inf], changes[order]])
+    jumps = np.concatenate([rates, -rates])
+    level = _cumulative(jumps[order])
+    return knots, np.maximum(level, 0.0)
+
+
+def _cumulative(values: Floats) -> Floats:
+    """Cumulative sums from 0 on."""
+    return np.concatenate([[0.0], np.cumsum(values)])
+
+
+def trapezoids(times: Floats, values: Floats) -> Floats:
+    """The integrals of a function between neighbouring ``times`` by the trapezoidal rule."""
+    return np.diff(times, axis=0) * (values[1:] + values[:-1]) / 2
 
 
 def rates_at(
@@ -214,15 +238,18 @@ def each_rate(
     stop = float(times[-1])
     for first in range(0, len(tracks), AT_ONCE):
         some = tracks[first : first + AT_ONCE]
-        data = Dataset.from_sequences([_sequence(model, t, stop, context) for t in some])
-        shifts = np.array([track.shift for track in some])[:, None]
-        begins = np.array([track.begin for track in some])[:, None]
+        sequences = [_sequence(model, track, stop, context) for track in some]
+        data = Dataset.from_sequences(sequences)
+        shifts = np.array([[track.shift] for track in some])
+        begins = np.array([[track.begin] for track in some])
         asked = torch.from_numpy(np.maximum(times, begins) - shifts)
+        batch = data.batch(np.arange(len(some)))
         with eval_mode(model), torch.no_grad():
-            history = model.encode(data.batch(np.arange(len(some))))
-            found = model.intensity(history, asked)
-            found = exposed_rates(history, asked, found).double()
-        yield from np.where((times >= begins)[..., None], found.numpy(), 0.0)
+            history = model.encode(batch)
+            rates = model.intensity(history, asked)
+            rates = exposed_rates(history, asked, rates).double()
+        observed = times >= begins
+        yield from np.where(observed[..., None], rates.numpy(), 0.0)
 
 
 def _sequence(
@@ -235,21 +262,24 @@ def _sequence(
     """The events of a track before ``stop``, as the model sees them."""
     # A window is not empty, and an event may be at its stop.
     end = max(np.nextafter(stop, np.inf), track.begin + 1e-6)
+    start = min(track.begin, float(track.times[:1].min(initial=np.inf)))
     kept = track.times < end
-    known = context
+    features = track.features
+    if features is not None:
+        features = features[kept]
     if scored_from is not None:
         given = Context() if context is None else context
-        begin = np.array([max(scored_from, track.begin) - track.shift])
-        known = Context(given.origin, begin, given.covariates, given.exposure)
+        begin = max(scored_from, track.begin) - track.shift
+        context = Context(given.origin, np.array([begin]), given.covariates, given.exposure)
     return Sequence(
         track.times[kept] - track.shift,
         track.marks[kept],
-        start=min(track.begin, float(track.times[:1].min(initial=np.inf))) - track.shift,
+        start=start - track.shift,
         stop=float(end) - track.shift,
         space=model.marks,
         id=track.entity,
-        features=None if track.features is None else track.features[kept],
-        context=known,
+        features=features,
+        context=context,
     )
 
 
@@ -294,15 +324,18 @@ def _rates_of_paths(
     model: PointProcess, past: Sequence, paths: Dataset, times: Floats, count: int
 ) -> Floats:
     """The total rates of the first ``count`` paths that follow ``past``: (count, Q)."""
+    every = torch.from_numpy(times)
     parts = []
     with eval_mode(model), torch.no_grad():
         here = remember(model, past.batch())
         for first in range(0, count, AT_ONCE):
             rows = np.arange(first, min(count, first + AT_ONCE))
             history = follow(model, here, past, paths, rows)
-            asked = torch.from_numpy(times).expand(len(rows), -1)
-            found = exposed_rates(history, asked, model.intensity(history, asked))
-            parts.append(found.double().sum(2).numpy())
+            asked = every.expand(len(rows), -1)
+            rates = model.intensity(history, asked)
+            rates = exposed_rates(history, asked, rates)
+            total = rates.double().sum(2)
+            parts.append(total.numpy())
     return np.concatenate(parts)
 
 
@@ -325,12 +358,13 @@ def verdict(
     law that they should have. Without 20 events, or where the timestamps are too coarse,
     ``p_value`` and ``verdict`` are None.
     """
-    seen = [
-        _sequence(model, track, now, context, start)
-        for track in tracks
-        if now > max(start, track.begin)
-    ]
-    events = sum(int(((t.times >= start) & (t.times <= now)).sum()) for t in tracks)
+    seen = []
+    events = 0
+    for track in tracks:
+        inside = (track.times >= start) & (track.times <= now)
+        events += int(inside.sum())
+        if now > max(start, track.begin):
+            seen.append(_sequence(model, track, now, context, start))
     nothing: dict[str, Any] = {
         "p_value": None,
         "events": events,
@@ -346,19 +380,20 @@ def verdict(
         return {**nothing, "reason": str(error.received)}
     places, owner, totals = _rescaled(model, data)
     judged = rescaling.judge(places, owner, totals)
-    gaps = rescaling.end_to_end(places, owner, totals)
     p_value = min(1.0, 2 * min(judged.ks_p, judged.uniform_p))
+    gaps = rescaling.end_to_end(places, owner, totals)
     shares = np.clip(-np.expm1(-gaps), 0.0, 1.0)
+    bars, _ = np.histogram(shares, HISTOGRAM, (0.0, 1.0))
     return {
         "p_value": p_value,
         "events": len(places),
         "verdict": "consistent" if p_value >= LEVEL else "deviates",
-        "histogram": np.histogram(shares, HISTOGRAM, (0.0, 1.0))[0].tolist(),
+        "histogram": bars.tolist(),
         "reason": None,
     }
 
 
-def _rescaled(model: PointProcess, data: Dataset) -> tuple[Floats, NDArray[np.int64], Floats]:
+def _rescaled(model: PointProcess, data: Dataset) -> tuple[Floats, Integers, Floats]:
     """Per scored event its compensator since its sequence began to be scored, and its sequence; the
     whole compensators of the sequences.
     """
@@ -366,13 +401,16 @@ def _rescaled(model: PointProcess, data: Dataset) -> tuple[Floats, NDArray[np.in
     totals = np.zeros(len(data))
     with eval_mode(model):
         for rows in data.batches(AT_ONCE):
-            found = compensators(model, data.batch(rows)).sum(2).cumsum(1).cpu().numpy()
+            gaps = compensators(model, data.batch(rows)).sum(2)
+            reached = gaps.cumsum(1).cpu().numpy()
             for k, s in enumerate(rows):
-                n = int(data.lengths[s])
-                places[data.offsets[s] : data.offsets[s + 1]] = found[k, :n]
-                totals[s] = found[k, -1]
+                first = data.offsets[s]
+                last = data.offsets[s + 1]
+                places[first:last] = reached[k, : last - first]
+                totals[s] = reached[k, -1]
     owner = np.repeat(np.arange(len(data)), data.lengths)
-    return places[data.scored], owner[data.scored], totals
+    scored = data.scored
+    return places[scored], owner[scored], totals
 
 
 # ------------------------------------------------------------------ what the model has learned
@@ -397,34 +435,53 @@ def kernel(
     M = model.marks.count
     none = np.zeros(0, dtype=np.int64)
     tracks = [Track("", np.zeros(0), none, begin)]
-    tracks += [Track("", np.array([at]), np.array([mark]), begin) for mark in range(M)]
+    for mark in range(M):
+        track = Track("", np.array([at]), np.array([mark]), begin)
+        tracks.append(track)
     base = float(rates_at(model, tracks[:1], np.array([at]), context).sum())
-    scale = 1 / base if base > 0 else 1.0
-    far = np.concatenate([[0.0], np.geomspace(1e-3, 1e3, 160) * scale])
+    scale = 1.0
+    if base > 0:
+        scale = 1 / base
+    spread = np.geomspace(1e-3, 1e3, 160) * scale
+    far = np.concatenate([[0.0], spread])
     effects = _effects(model, tracks, at, far, context)
     size = np.abs(effects).sum((1, 2))
-    areas = np.diff(far) * (size[1:] + size[:-1]) / 2
-    if not np.isfinite(areas).all() or areas.sum() <= 1e-9:
+    areas = trapezoids(far, size)
+    area = areas.sum()
+    if not np.isfinite(areas).all() or area <= 1e-9:
         return None
-    reached = np.searchsorted(np.cumsum(areas), REACH * areas.sum())
-    longest = float(far[min(reached + 1, len(far) - 1)])
-    lags = np.linspace(0.0, longest, LAGS + 1)
-    sums = effects.sum(2)
-    offspring = (np.diff(far)[:, None] * (sums[1:] + sums[:-1]) / 2).sum(0)
-    effects = _effects(model, tracks, at, lags, context)
-    names = model.marks.names
-    if M == 1:
-        curves = {"an event": effects[:, 0, 0]}
-    elif M == 2:
-        curves = {f"{names[a]} → {names[b]}": effects[:, a, b] for a in range(M) for b in range(M)}
-    else:
-        order = np.argsort(-np.abs(effects).sum((0, 2)), kind="stable")[:MOST_CURVES]
-        curves = {f"{names[a]} → any": effects[:, a].sum(1) for a in order.tolist()}
+    reached = np.searchsorted(np.cumsum(areas), REACH * area)
+    last = min(reached + 1, len(far) - 1)
+    lags = np.linspace(0.0, float(far[last]), LAGS + 1)
+    of_all_marks = effects.sum(2)
+    offspring = trapezoids(far[:, None], of_all_marks).sum(0)
+    curves = _curves(_effects(model, tracks, at, lags, context), model.marks.names)
+    names = model.marks.names or ("an event",)
     return {
         "lags": lags.tolist(),
-        "values": {name: values.tolist() for name, values in curves.items()},
-        "offspring": dict(zip(names or ("an event",), offspring.tolist(), strict=True)),
+        "values": curves,
+        "offspring": dict(zip(names, offspring.tolist(), strict=True)),
     }
+
+
+def _curves(effects: Floats, names: tuple[str, ...]) -> dict[str, list[float]]:
+    """The curves of the picture by name: every pair of marks where there are two, else the largest
+    sums over the marks that an event changes.
+    """
+    M = effects.shape[1]
+    if M == 1:
+        return {"an event": effects[:, 0, 0].tolist()}
+    curves = {}
+    if M == 2:
+        for a in range(M):
+            for b in range(M):
+                curves[f"{names[a]} → {names[b]}"] = effects[:, a, b].tolist()
+        return curves
+    size = np.abs(effects).sum((0, 2))
+    largest_first = np.argsort(-size, kind="stable")
+    for a in largest_first[:MOST_CURVES].tolist():
+        curves[f"{names[a]} → any"] = effects[:, a].sum(1).tolist()
+    return curves
 
 
 def _effects(
@@ -433,7 +490,11 @@ def _effects(
     """(lags, M, M): what an event of each mark adds to the rate of each mark."""
     times = np.nextafter(at, np.inf) + lags
     without = rates_at(model, tracks[:1], times, context)
-    return np.stack([rates_at(model, [t], times, context) - without for t in tracks[1:]], 1)
+    effects = []
+    for track in tracks[1:]:
+        rates = rates_at(model, [track], times, context)
+        effects.append(rates - without)
+    return np.stack(effects, 1)
 
 
 def calendar(model: PointProcess) -> dict[str, dict[str, Any]]:
@@ -459,9 +520,10 @@ def _term(effects: Effects, term: str) -> Floats:
     """The log of one periodic term's factor in the middle of each of its intervals."""
     periodic = PERIODIC[term]
     cells = (np.arange(periodic.intervals) + 0.5) / periodic.intervals
-    local = torch.from_numpy(periodic.origin + periodic.period * cells)
-    index, share = effects.active(local)
+    times = periodic.origin + periodic.period * cells
+    index, share = effects.active(torch.from_numpy(times))
     columns = effects.spec.columns[term]
     own = (index >= columns.start) & (index < columns.stop)
     weight = effects.weight.detach().double().mean(1)
-    return np.asarray(torch.where(own, share * weight[index], 0.0).sum(-1).numpy())
+    contribution = torch.where(own, share * weight[index], 0.0)
+    return np.asarray(contribution.sum(-1).numpy())

@@ -29,8 +29,17 @@ from fourpoint.streaming.model_queries import stream_context
 from fourpoint.streaming.monitor_table import MonitorTable
 from fourpoint.streaming.monitoring import Alarm, Monitor
 from fourpoint.streaming.rows import memories
-from fourpoint.streaming.state import FAULTS, damaged, fingerprint, number, pack, unpack, whole
-from fourpoint.streaming.store import EntityStore, Store, pack_entity
+from fourpoint.streaming.state import (
+    FAULTS,
+    Arrays,
+    damaged,
+    fingerprint,
+    number,
+    pack,
+    unpack,
+    whole,
+)
+from fourpoint.streaming.store import EntityStore, Row, Store, pack_entity
 from fourpoint.streaming.stream import (
     Observations,
     finite,
@@ -93,7 +102,8 @@ class _Block:
     def add(self, places: Rows, found: Scored, alarms: list[tuple[Alarm, ...]]) -> None:
         """The scores and alarms of the events at ``places``."""
         if len(places) == len(self.rows):
-            self.found, self.alarms = found, alarms
+            self.found = found
+            self.alarms = alarms
             return
         for own, values in zip(self.found, found, strict=True):
             own[places] = values
@@ -347,14 +357,14 @@ class StreamBank:
         """Events from ``begin`` on, up to the next one whose rate cannot be scored; the place after
         it, or after the last.
         """
-        places = np.arange(begin, len(block.rows))
-        refused: dict[int, UserError] = {}
-        order = self._in_order(block.rows[places], block.events.times[places])
-        if order.error is not None:
-            places, refused = self._acceptable(block, begin)
-            order = self._in_order(block.rows[places], block.events.times[places])
         rows = block.rows
         events = block.events
+        places = np.arange(begin, len(rows))
+        refused: dict[int, UserError] = {}
+        order = self._in_order(rows[places], events.times[places])
+        if order.error is not None:
+            places, refused = self._acceptable(block, begin)
+            order = self._in_order(rows[places], events.times[places])
         if len(places) < len(rows):
             rows = rows[places]
             events = events.part(places)
@@ -362,20 +372,30 @@ class StreamBank:
         newcomers = self._note_in_look(rows[order.firsts])
         found = Scored.empty(len(rows), self._watched_types)
         stop = self._memories.follow(rows, self._numbers(), events, found, None)
-        done = len(rows) if stop is None else stop.done
-        self.table.changed[rows[:done]] = True
-        self._add_newcomers(newcomers[self.table.numbers["count"][newcomers] > 0])
-        scored = Scored(*(values[:done] for values in found))
+        done = len(rows)
+        if stop is not None:
+            done = stop.done
+        absorbed = slice(done)
+        self.table.changed[rows[absorbed]] = True
+        counts = self.table.numbers["count"]
+        self._add_newcomers(newcomers[counts[newcomers] > 0])
+        scored = Scored(*(values[absorbed] for values in found))
         alarms = self._watched(
-            rows[:done], events.times[:done], events.marks[:done], scored, earlier[:done]
+            rows[absorbed],
+            events.times[absorbed],
+            events.marks[absorbed],
+            scored,
+            earlier[absorbed],
         )
-        block.add(places[:done], scored, alarms)
+        block.add(places[absorbed], scored, alarms)
         if stop is None:
             block.refused |= refused
             return len(block.rows)
         # The time of its entity stays as it was, so that the events after it are checked anew.
         last = int(places[done])
-        block.refused |= {place: error for place, error in refused.items() if place < last}
+        for place, error in refused.items():
+            if place < last:
+                block.refused[place] = error
         block.refused[last] = self._refusal(stop, self.table.names[rows[done]])
         return last + 1
 
@@ -384,12 +404,14 @@ class StreamBank:
         and the errors of the others.
         """
         at = self.table.numbers["at"]
+        rows = block.rows.tolist()
+        times = block.events.times.tolist()
         refused: dict[int, UserError] = {}
         latest: dict[int, float] = {}
         places = []
-        times = block.events.times[begin:].tolist()
-        pairs = zip(block.rows[begin:].tolist(), times, strict=True)
-        for place, (row, time) in enumerate(pairs, start=begin):
+        for place in range(begin, len(rows)):
+            row = rows[place]
+            time = times[place]
             last = latest.get(row, float(at[row]))
             if time < last:
                 refused[place] = _too_early(self.table.names[row], last, time)
@@ -401,8 +423,7 @@ class StreamBank:
     def _add_newcomers(self, rows: Rows) -> None:
         """Entities whose first events came during a look, which do not belong to it."""
         if self._look is not None:
-            names = [self.table.names[row] for row in rows.tolist()]
-            self._look.add_newcomers(rows, names)
+            self._look.add_newcomers(rows, self.table.names_of(rows))
 
     # ------------------------------------------------------------------ looks at the fleet
 
@@ -429,8 +450,13 @@ class StreamBank:
         if self.limit is not None and newest > self.limit:
             self._fleet.forget()
             return
+        events, ended = self._fleet.counted()
         self._look = FleetLook(
-            self._latest, *self._fleet.counted(), slices, evictions=self.table.evictions
+            self._latest,
+            events,
+            ended,
+            slices,
+            evictions=self.table.evictions,
         )
 
     def _go_on_with_look(self) -> tuple[Alarm, ...]:
@@ -449,12 +475,15 @@ class StreamBank:
 
     def _integrate_in_look(self, look: FleetLook, most: int | None) -> None:
         """Integrate up to ``most`` further entities to the time of the look; None: all of them."""
+        table = self.table
         rows = self._waiting(look)[:most]
-        absent = len(self.table) - len(self.table.row)
+        absent = len(table) - len(table.row)
         if absent and (most is None or len(rows) < most):
             # Entities that a restart has left on disk.
-            table = self.table
-            names = table.on_disk if most is None else table.absent(most - len(rows))
+            if most is None:
+                names = table.on_disk
+            else:
+                names = table.absent(most - len(rows))
             table.assign(names)
             rows = self._waiting(look)[:most]
         look.pending[rows] = self._pending(rows, look.time)
@@ -463,7 +492,8 @@ class StreamBank:
         """The rows of entities that the look has not reached yet."""
         counts = self.table.numbers["count"]
         look.grow(len(counts))
-        return np.flatnonzero((counts > 0) & ~look.passed & np.isnan(look.pending))
+        members = (counts > 0) & ~look.passed
+        return np.flatnonzero(members & np.isnan(look.pending))
 
     def _pending(self, rows: Rows, time: float) -> Floats:
         """The integrals of rows since their last events up to ``time``, infinite where there is
@@ -478,7 +508,8 @@ class StreamBank:
         except Unconverged:
             if len(rows) == 1:
                 return np.array([np.inf])
-            return np.concatenate([self._pending(row, time) for row in np.split(rows, len(rows))])
+            each = [self._pending(row, time) for row in np.split(rows, len(rows))]
+            return np.concatenate(each)
         pending = self.table.numbers["open"][rows] + integral
         return np.where(np.isfinite(pending), pending, np.inf)
 
@@ -495,16 +526,19 @@ class StreamBank:
         counts = self.table.numbers["count"]
         look.grow(len(counts))
         rows = rows[~look.passed[rows]]
-        members = rows[counts[rows] > 0]
-        missing = members[np.isnan(look.pending[members])]
+        has_events = counts[rows] > 0
+        members = rows[has_events]
+        unknown = np.isnan(look.pending[members])
+        missing = members[unknown]
         look.pending[missing] = self._pending(missing, look.time)
         self._note_silences(look, members)
-        look.add_noted(members, [self.table.names[row] for row in members.tolist()])
-        return rows[counts[rows] == 0]
+        look.add_noted(members, self.table.names_of(members))
+        return rows[~has_events]
 
     def _note_silences(self, look: FleetLook, rows: Rows) -> None:
         """Entities that were silent for too long at the time of the look."""
-        rows = rows[np.isfinite(look.pending[rows])]
+        known = np.isfinite(look.pending[rows])
+        rows = rows[known]
         found = self.table.monitors.silences(rows, look.pending[rows], look.time)
         for place, alarms in found.items():
             row = int(rows[place])
@@ -522,11 +556,13 @@ class StreamBank:
             # An exact sum, so that the order of rows, which a restart changes, has no effect.
             total = math.fsum(pending.tolist())
             raised = self._fleet.look(total, look.time, (look.events, look.ended))
-            self._note_silences(look, members[~look.passed[members]])
+            passed = look.passed[members]
+            self._note_silences(look, members[~passed])
         else:
             # An entity whose rate cannot be integrated raises an error at its next event.
             self._fleet.forget()
-        return raised + tuple(sorted(look.silences, key=lambda alarm: str(alarm.name)))
+        by_name = sorted(look.silences, key=lambda alarm: str(alarm.name))
+        return (*raised, *by_name)
 
     def _drop_look(self) -> None:
         """Entities are out of reach: the fleet is not watched until all can be seen again."""
@@ -573,35 +609,47 @@ class StreamBank:
         rows = np.array(list(self.table.row.values()), dtype=np.int64)
         if not len(rows):
             return []
-        at = self.table.numbers["at"][rows]
-        if when < at.max():
-            raise _too_early(self.table.names[rows[at.argmax()]], float(at.max()), when)
+        numbers = self.table.numbers
+        at = numbers["at"][rows]
+        latest = int(at.argmax())
+        if when < at[latest]:
+            raise _too_early(self.table.names[rows[latest]], float(at[latest]), when)
         times = np.full(len(rows), when)
         self._note_in_look(rows)
-        integral = self._scored(rows, times)[1]
+        _, integral = self._scored(rows, times)
         self._memories.move(rows, at, times)
-        self.table.numbers["at"][rows] = when
-        self.table.numbers["open"][rows] += integral
-        self.table.numbers["likelihood"][rows] -= integral
+        numbers["at"][rows] = when
+        numbers["open"][rows] += integral
+        numbers["likelihood"][rows] -= integral
         self.table.changed[rows] = True
         if self.alarms is None:
             return []
-        found = self.table.monitors.silences(rows, self.table.numbers["open"][rows], when)
-        named = [(self.table.names[rows[place]], alarms) for place, alarms in found.items()]
-        return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
+        found = self.table.monitors.silences(rows, numbers["open"][rows], when)
+        return self._by_entity(rows, found)
 
     def silences(self, time: float) -> list[tuple[str, Alarm]]:
         """The alarms of silences of entities in memory that are too long at ``time``, if nothing
         has happened until then; unlike :meth:`advance` it changes nothing.
         """
         rows = np.array(list(self.table.row.values()), dtype=np.int64)
-        rows = rows[self.table.numbers["at"][rows] <= finite(time)]
+        earlier = self.table.numbers["at"][rows] <= finite(time)
+        rows = rows[earlier]
         gaps = self._pending(rows, time)
         known = np.isfinite(gaps)
-        rows, gaps = rows[known], gaps[known]
-        found = self.table.monitors.open_silences(rows, gaps, time)
-        named = [(self.table.names[rows[place]], alarms) for place, alarms in found.items()]
-        return [(name, alarm) for name, alarms in named for alarm in _of_entity(name, alarms)]
+        rows = rows[known]
+        found = self.table.monitors.open_silences(rows, gaps[known], time)
+        return self._by_entity(rows, found)
+
+    def _by_entity(
+        self, rows: Rows, found: dict[int, tuple[Alarm, ...]]
+    ) -> list[tuple[str, Alarm]]:
+        """The alarms of ``rows`` by place, with the names of their entities."""
+        named = []
+        for place, alarms in found.items():
+            name = self.table.names[rows[place]]
+            for alarm in _of_entity(name, alarms):
+                named.append((name, alarm))
+        return named
 
     def intensity(self, entity: str, time: float) -> Floats:
         """lambda per mark of one entity at ``time``, as if nothing more happened until then; (M,).
@@ -613,7 +661,7 @@ class StreamBank:
             at = self.table.numbers["at"][rows]
             if when < at[0]:
                 raise _too_early(entity, float(at[0]), when)
-            return np.asarray(np.exp(self._memories.logs(rows, at, np.array([when]))[0]))
+            return self.rates(rows, np.array([when]))[0]
         finally:
             self.table.remove(new)
 
@@ -622,7 +670,8 @@ class StreamBank:
         time, which is not before its last event; (n, M).
         """
         at = self.table.numbers["at"][rows]
-        return np.asarray(np.exp(self._memories.logs(rows, at, times)))
+        logs = self._memories.logs(rows, at, times)
+        return np.asarray(np.exp(logs))
 
     def surprise(self, rows: Rows, time: float | None = None) -> Floats:
         """How close each of the entities in ``rows`` is to an alarm: the largest of its watches'
@@ -641,9 +690,12 @@ class StreamBank:
             pending = self._pending(rows, time)
             open_gap = np.where(np.isfinite(pending), pending, 0.0)
             silence += open_gap / 2
-        return np.maximum.reduce(
-            [burst / limits.burst, silence / limits.silence, open_gap / limits.gap]
-        )
+        shares = [
+            burst / limits.burst,
+            silence / limits.silence,
+            open_gap / limits.gap,
+        ]
+        return np.maximum.reduce(shares)
 
     def log_likelihood(self, entity: str) -> float:
         """The running total of one entity, silences advanced over included."""
@@ -666,14 +718,26 @@ class StreamBank:
             names.append(name)
             parts.append(arrays)
             monitors.append(monitor)
-        states = [None if m is None else m.state() for m in monitors]
-        stacked = {key: np.concatenate([p[key] for p in parts]) for key in parts[0]}
-        stacked["monitors"] = np.concatenate(
-            [np.zeros(0), *(w[1] for w in states if w is not None)]
-        )
-        sizes = [0 if w is None else len(w[1]) for w in states]
-        numbers = [None if w is None else w[0] for w in states]
-        header = {**self._settings(), "entities": names, "monitors": numbers, "sizes": sizes}
+        stacked = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+        numbers: list[dict[str, Any] | None] = []
+        gaps: list[Floats] = [np.zeros(0)]
+        sizes = []
+        for monitor in monitors:
+            own = None
+            size = 0
+            if monitor is not None:
+                own, own_gaps = monitor.state()
+                gaps.append(own_gaps)
+                size = len(own_gaps)
+            numbers.append(own)
+            sizes.append(size)
+        stacked["monitors"] = np.concatenate(gaps)
+        header = {
+            **self._settings(),
+            "entities": names,
+            "monitors": numbers,
+            "sizes": sizes,
+        }
         return pack("bank", self._owner, header, stacked | self._watch_arrays())
 
     @staticmethod
@@ -718,38 +782,41 @@ class StreamBank:
 
     def head(self) -> bytes:
         """All of the bank but its entities, which are in the store, for :meth:`resume`."""
-        return pack(
-            "bank head",
-            self._owner,
-            {**self._settings(), "entities": len(self)},
-            self._watch_arrays(),
-        )
+        return self._head(self._settings(), self._watch_arrays())
+
+    def _head(self, settings: dict[str, Any], arrays: Arrays) -> bytes:
+        header = {**settings, "entities": len(self)}
+        return pack("bank head", self._owner, header, arrays)
 
     def digest(self) -> str:
         """A hash of all that the bank knows. Banks that have seen the same events have the same
         one, in whatever batches they came, and however often the bank was restored in between.
         """
-        found = hashlib.sha256()
         settings = self._settings()
         arrays = self._watch_arrays()
-        if self._look is not None:
-            noted = sorted(zip(self._look.noted, self._look.noted_pending(), strict=True))
-            settings["fleet"]["look"] |= {
-                "noted": [name for name, _ in noted],
-                "newcomers": sorted(self._look.newcomers),
-            }
-            arrays["look"] = np.array([pending for _, pending in noted], dtype=np.float64)
-        found.update(pack("bank head", self._owner, {**settings, "entities": len(self)}, arrays))
-        on_disk = set(self.table.on_disk)
-        names = sorted([*self.table.row, *on_disk])
+        look = self._look
+        if look is not None:
+            noted = sorted(look.noted)
+            settings["fleet"]["look"] |= {"noted": noted, "newcomers": sorted(look.newcomers)}
+            pending = [look.noted[name] for name in noted]
+            arrays["look"] = np.array(pending, dtype=np.float64)
+        found = hashlib.sha256(self._head(settings, arrays))
+        table = self.table
+        on_disk = set(table.on_disk)
+        names = sorted([*table.row, *on_disk])
         for first in range(0, len(names), SLICE):
             some = names[first : first + SLICE]
             absent = [name for name in some if name in on_disk]
-            stored = {} if self._store is None else self._store.read(absent)
-            rows = np.array([self.table.row[n] for n in some if n not in on_disk], dtype=np.int64)
-            own = {name: (header, kept) for name, header, kept in self.table.copies(rows).rows()}
+            stored: dict[str, Row] = {}
+            if self._store is not None:
+                stored = self._store.read(absent)
+            rows = [table.row[name] for name in some if name not in on_disk]
+            for name, header, kept in table.copies(np.array(rows, dtype=np.int64)).rows():
+                stored[name] = (header, kept)
             for name in some:
-                found.update(pack_entity(name, *(own.get(name) or stored[name]))[1])
+                header, kept = stored[name]
+                _, digest, _ = pack_entity(name, header, kept)
+                found.update(digest)
         return found.hexdigest()
 
     @staticmethod
@@ -789,7 +856,8 @@ class StreamBank:
         """Keep at most ``limit`` entities in memory from now on; the bank must have a store, and a
         model of constant memory.
         """
-        self.limit = self.table.limit = limit
+        self.limit = limit
+        self.table.limit = limit
 
     def changes(self) -> Changes:
         """Copies of the entities that have changed since they were last written; :meth:`written`
@@ -809,20 +877,29 @@ class StreamBank:
     def _settings(self) -> dict[str, Any]:
         watch: dict[str, Any] | None = None
         if self._fleet is not None:
-            counted = {"counted": self._since_look, "latest": self._latest}
-            look = None if self._look is None else self._look.state()
-            watch = {**counted, **self._fleet.state(), "look": look}
-        return {"start": self.start, "alarms": self.alarms, "fleet": watch}
+            watch = {
+                "counted": self._since_look,
+                "latest": self._latest,
+                **self._fleet.state(),
+                "look": None,
+            }
+            if self._look is not None:
+                watch["look"] = self._look.state()
+        return {
+            "start": self.start,
+            "alarms": self.alarms,
+            "fleet": watch,
+        }
 
-    def _watch_arrays(self) -> dict[str, NDArray[Any]]:
-        found: dict[str, NDArray[Any]] = {}
+    def _watch_arrays(self) -> Arrays:
+        found: Arrays = {}
         if self._types is not None:
             found["types"] = self._types.state()
         if self._look is not None:
             found["look"] = self._look.noted_pending()
         return found
 
-    def load_watches(self, header: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
+    def load_watches(self, header: dict[str, Any], arrays: Arrays) -> None:
         """Go on with the watches over types and the fleet as they were."""
         try:
             if self._types is not None:
@@ -857,36 +934,39 @@ class StreamBank:
                 "numbers for times", f"{str(times)[:80]!r}", "Convert the times to numbers."
             ) from error
         count = self.model.marks.count
-        if marks is None and count > 1:
-            known_mark(self.model.marks, self._names, None)
-        kinds = np.zeros(len(when), dtype=np.int64) if marks is None else self._numbered(marks)
+        if marks is not None:
+            kinds = self._numbered(marks)
+        else:
+            if count > 1:
+                known_mark(self.model.marks, self._names, None)
+            kinds = np.zeros(len(when), dtype=np.int64)
         if not len(entities) == len(when) == len(kinds):
             received = f"{len(entities)} entities, {len(when)} times and {len(kinds)} marks"
             raise UserError("one time and one mark per event", received, "Make the lengths equal.")
-        bad = np.flatnonzero(~np.isfinite(when))
-        if len(bad):
+        infinite = np.flatnonzero(~np.isfinite(when))
+        if len(infinite):
+            place = infinite[0]
             raise UserError(
                 "finite times",
-                f"{when[bad[0]]} at event {bad[0]} of the call",
+                f"{when[place]} at event {place} of the call",
                 "Correct or leave out the event.",
             )
-        bad = np.flatnonzero((kinds < 0) | (kinds >= count))
-        if len(bad):
-            known_mark(self.model.marks, self._names, int(kinds[bad[0]]))
+        unknown = np.flatnonzero((kinds < 0) | (kinds >= count))
+        if len(unknown):
+            known_mark(self.model.marks, self._names, int(kinds[unknown[0]]))
         known = known_features(self.model, features, len(when))
         if known is not None:
-            bad = np.flatnonzero(~np.isfinite(known).all(1))
-            if len(bad):
-                raise unknown_feature(self.model, known[bad[0]])
+            missing = np.flatnonzero(~np.isfinite(known).all(1))
+            if len(missing):
+                raise unknown_feature(self.model, known[missing[0]])
         return Events(when, kinds.astype(np.int64), known)
 
     def _numbered(self, marks: Sequence[int | str] | NDArray[Any]) -> Rows:
         found = np.asarray(marks)
-        if found.dtype.kind not in "iu":
-            return np.array(
-                [known_mark(self.model.marks, self._names, mark) for mark in marks], dtype=np.int64
-            )
-        return found
+        if found.dtype.kind in "iu":
+            return found
+        numbers = [known_mark(self.model.marks, self._names, mark) for mark in marks]
+        return np.array(numbers, dtype=np.int64)
 
     def _in_order(self, rows: Rows, when: Floats) -> _Order:
         """Events by entity, in the order given."""
@@ -902,18 +982,25 @@ class StreamBank:
         error: UserError | None = None
         if is_early.any():
             i = int(is_early.argmax())
-            error = _too_early(self.table.names[mine[i]], float(before[i]), float(times[i]))
+            name = self.table.names[mine[i]]
+            error = _too_early(name, float(before[i]), float(times[i]))
         return _Order(order, first, order[first], error)
 
     def _not_first(self, rows: Rows, firsts: Rows) -> NDArray[np.bool_]:
         """Whether each event is not the first of its entity; ``firsts`` are those of this call."""
+        counts = self.table.numbers["count"]
         found = np.ones(len(rows), dtype=bool)
-        found[firsts] = self.table.numbers["count"][rows[firsts]] > 0
+        found[firsts] = counts[rows[firsts]] > 0
         return found
 
     def _numbers(self) -> Numbers:
         numbers = self.table.numbers
-        return Numbers(numbers["at"], numbers["open"], numbers["likelihood"], numbers["count"])
+        return Numbers(
+            at=numbers["at"],
+            pending=numbers["open"],
+            likelihood=numbers["likelihood"],
+            seen=numbers["count"],
+        )
 
     def _followed(self, rows: Rows, events: Events, first: Rows) -> Scored:
         """Events scored and absorbed one after the other; where one cannot be, all rows are as they
@@ -948,28 +1035,29 @@ class StreamBank:
 
     def _in_rounds(self, rows: Rows, events: Events, rounds: list[Rows]) -> Scored:
         """The same a round at a time, in which every entity has one event at most."""
-        density, gaps, rates, shares = found = Scored.empty(len(rows), self._watched_types)
+        found = Scored.empty(len(rows), self._watched_types)
         numbers = self.table.numbers
-        several = np.unique(rows) if len(rounds) > 1 else rows[:0]
+        several = rows[:0]
+        if len(rounds) > 1:
+            several = np.unique(rows)
         kept = self.table.take(several)
         try:
             for some in rounds:
                 mine = rows[some]
                 these = events.part(some)
-                times = these.times
-                self._memories.check(mine, times)
-                logs, integral = self._scored(mine, times)
-                own = logs[np.arange(len(mine)), these.marks]
+                self._memories.check(mine, these.times)
+                logs, integral = self._scored(mine, these.times)
+                log_rate = logs[np.arange(len(mine)), these.marks]
                 gap = numbers["open"][mine] + integral
-                density[some] = own - gap
-                gaps[some] = gap
-                rates[some] = np.exp(logs).sum(1)
-                if shares.shape[1]:
-                    shares[some] = shares_of(logs)
+                found.density[some] = log_rate - gap
+                found.gap[some] = gap
+                found.rate[some] = np.exp(logs).sum(1)
+                if found.shares.shape[1]:
+                    found.shares[some] = shares_of(logs)
                 self._memories.absorb(mine, numbers["at"][mine], these)
-                numbers["at"][mine] = times
+                numbers["at"][mine] = these.times
                 numbers["open"][mine] = 0.0
-                numbers["likelihood"][mine] += own - integral
+                numbers["likelihood"][mine] += log_rate - integral
                 numbers["count"][mine] += 1
         except BaseException:  # a later round may fail where an earlier one was taken in
             self.table.put(several, kept)
@@ -978,7 +1066,9 @@ class StreamBank:
 
     @property
     def _watched_types(self) -> int:
-        return 0 if self._types is None else len(self._types.names)
+        if self._types is None:
+            return 0
+        return len(self._types.names)
 
     def _watched(
         self, rows: Rows, when: Floats, kinds: Rows, found: Scored, earlier: NDArray[np.bool_]
@@ -986,14 +1076,16 @@ class StreamBank:
         """The alarms that each event raises; events of an entity are in their order. ``earlier``:
         not the first of its entity.
         """
-        if self.alarms is None:
-            return [()] * len(rows)
-        names = self.table.names
         raised: list[tuple[Alarm, ...]] = [()] * len(rows)
-        for place, own in self.table.monitors.observe(rows, found.gap, when).items():
+        if self.alarms is None:
+            return raised
+        names = self.table.names
+        of_entities = self.table.monitors.observe(rows, found.gap, when)
+        for place, own in of_entities.items():
             raised[place] = _of_entity(names[rows[place]], own)
         if self._types is not None:
-            for place, alarms in self._types.observe(when, kinds, found.shares, found.gap).items():
+            of_types = self._types.observe(when, kinds, found.shares, found.gap)
+            for place, alarms in of_types.items():
                 raised[place] += tuple(alarms)
         if self._fleet is not None and len(rows):
             self._fleet.add(found.gap[earlier])
@@ -1001,20 +1093,19 @@ class StreamBank:
         return raised
 
     def _scored(self, rows: Rows, times: Floats) -> tuple[Floats, Floats]:
+        at = self.table.numbers["at"][rows]
         try:
-            logs, integral = self._memories.score(rows, self.table.numbers["at"][rows], times)
+            logs, integral = self._memories.score(rows, at, times)
         except Unconverged as error:
             raise _unintegrable(error) from error
-        lost = np.flatnonzero(~((logs < LARGEST).all(1) & np.isfinite(integral)))
+        possible = (logs < LARGEST).all(1) & np.isfinite(integral)
+        lost = np.flatnonzero(~possible)
         if len(lost):
             i = lost[0]
-            received = (
-                f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]} of "
-                f"{self.table.names[rows[i]]!r} at {times[i]}"
-            )
+            rates = f"log-rates {logs[i].tolist()[:4]} and the integral {integral[i]}"
             raise UserError(
                 "finite rates",
-                received,
+                f"{rates} of {self.table.names[rows[i]]!r} at {times[i]}",
                 "The model explodes at that time: fit it again, or reset the bank.",
             )
         return logs, integral
@@ -1025,11 +1116,13 @@ def _rounds(order: _Order) -> list[Rows]:
     count = len(order.places)
     if not count:
         return []
-    if order.first.all():
-        return [np.arange(count)]
     place = np.arange(count)
-    rank = place - np.maximum.accumulate(np.where(order.first, place, 0))
-    return [np.sort(order.places[rank == r]) for r in range(int(rank.max()) + 1)]
+    if order.first.all():
+        return [place]
+    begin = np.where(order.first, place, 0)
+    rank = place - np.maximum.accumulate(begin)
+    most = int(rank.max())
+    return [np.sort(order.places[rank == r]) for r in range(most + 1)]
 
 
 def _unintegrable(error: Unconverged) -> UserError:
@@ -1061,18 +1154,18 @@ def _settings_of(header: dict[str, Any]) -> tuple[float, float | None, bool]:
     alarms: float | None = None
     if header.get("alarms") is not None:
         alarms = number(header, "alarms", least=1e-300, most=1 - 1e-12)
-    return start, alarms, header.get("fleet") is not None
+    fleet = header.get("fleet") is not None
+    return start, alarms, fleet
 
 
 def _entity_names(header: dict[str, Any]) -> list[str]:
     names = header.get("entities")
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise damaged("names of entities", f"{names!r}"[:80])
-    if len(set(names)) < len(names):
-        raise damaged(
-            "distinct names of entities",
-            f"{len(names):,} names, {len(set(names)):,} of them distinct",
-        )
+    distinct = len(set(names))
+    if distinct < len(names):
+        received = f"{len(names):,} names, {distinct:,} of them distinct"
+        raise damaged("distinct names of entities", received)
     return names
 
 
@@ -1086,21 +1179,24 @@ def _monitors(header: dict[str, Any], gaps: NDArray[Any], count: int) -> list[Mo
         and len(numbers) == len(sizes) == count
     ):
         raise damaged(f"a monitor or none for each of {count:,} entities", "other lists")
-    if (
-        not all(type(size) is int and size >= 0 for size in sizes)
-        or gaps.ndim != 1
-        or sum(sizes) != len(gaps)
-    ):
+    sound = all(type(size) is int and size >= 0 for size in sizes)
+    if not sound or gaps.ndim != 1 or sum(sizes) != len(gaps):
         raise damaged("the gaps of every monitor", f"{len(gaps):,} gaps")
-    parts = np.split(gaps, np.cumsum(sizes)[:-1]) if sizes else []
-    return [
-        None if own is None else restored_monitor(own, part)
-        for own, part in zip(numbers, parts, strict=True)
-    ]
+    found: list[Monitor | None] = []
+    end = 0
+    for own, size in zip(numbers, sizes, strict=True):
+        begin = end
+        end += size
+        monitor = None
+        if own is not None:
+            monitor = restored_monitor(own, gaps[begin:end])
+        found.append(monitor)
+    return found
 
 
 def _of_entity(name: str, alarms: tuple[Alarm, ...]) -> tuple[Alarm, ...]:
-    return tuple(replace(alarm, of="entity", name=name) for alarm in alarms)
+    own = [replace(alarm, of="entity", name=name) for alarm in alarms]
+    return tuple(own)
 
 
 def _too_early(entity: str, last: float, time: float) -> TooEarly:

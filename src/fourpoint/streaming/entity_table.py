@@ -46,12 +46,12 @@ class Changes:
 
     def rows(self) -> Iterator[tuple[str, dict[str, Any], Arrays]]:
         """Name, header and arrays of each."""
-        for i, (name, monitor) in enumerate(zip(self.names, self.monitors.states(), strict=True)):
+        for i, monitor in enumerate(self.monitors.states()):
             header: dict[str, Any] = {"monitor": None}
             arrays = {key: array[i : i + 1] for key, array in self.arrays.items()}
             if monitor is not None:
                 header["monitor"], arrays["monitor"] = monitor
-            yield name, header, arrays
+            yield self.names[i], header, arrays
 
 
 class EntityTable:
@@ -105,7 +105,9 @@ class EntityTable:
         return self._count
 
     def __contains__(self, name: str) -> bool:
-        return name in self.row or (self.store is not None and name in self.store)
+        if name in self.row:
+            return True
+        return self.store is not None and name in self.store
 
     @property
     def on_disk(self) -> list[str]:
@@ -120,6 +122,10 @@ class EntityTable:
         arrays = sum(array.nbytes for array in self._like.values())
         return arrays + self.memories.spare + MONITOR_BYTES + ENTRY_BYTES
 
+    def names_of(self, rows: Rows) -> list[str]:
+        """The entities in these rows."""
+        return [self.names[row] for row in rows.tolist()]
+
     def assign(self, entities: Sequence[str]) -> tuple[Rows, list[str]]:
         """The row of each entity, read back or created where it has none; and the names of those
         created.
@@ -128,22 +134,31 @@ class EntityTable:
         """
         self._calls += 1
         found = list(map(self.row.get, entities))
-        if None not in found and (self.limit is None or len(self.row) <= self.limit):
-            rows = np.array(found, dtype=np.int64)
-            self._used[rows] = self._calls
-            return rows, []
-        self._used[[r for r in found if r is not None]] = self._calls
-        missing = [e for e in dict.fromkeys(entities) if e not in self.row]
+        within = self.limit is None or len(self.row) <= self.limit
+        if within and None not in found:
+            return self._used_now(found), []
+        self._used_now([row for row in found if row is not None])
+        missing = [name for name in dict.fromkeys(entities) if name not in self.row]
         back = self.read(missing)
         self.make_room(len(missing))
         for name in missing:
-            self.row[name] = self._free.pop()
-            self.names[self.row[name]] = name
+            self._occupy(name)
         self._put_back(back)
-        self._count += len(missing) - len(back)
-        rows = np.array([self.row[e] for e in entities], dtype=np.int64)
-        self._used[rows] = self._calls
-        return rows, [e for e in missing if e not in back]
+        created = [name for name in missing if name not in back]
+        self._count += len(created)
+        return self._used_now([self.row[name] for name in entities]), created
+
+    def _used_now(self, rows: Sequence[int | None]) -> Rows:
+        """The rows as an array, noted as named in this call."""
+        named = np.array(rows, dtype=np.int64)
+        self._used[named] = self._calls
+        return named
+
+    def _occupy(self, name: str) -> None:
+        """Give an entity a free row."""
+        row = self._free.pop()
+        self.row[name] = row
+        self.names[row] = name
 
     def absent(self, most: int) -> list[str]:
         """Up to ``most`` entities that are on disk alone, in the order of their names."""
@@ -170,25 +185,34 @@ class EntityTable:
         rows = np.array([self.row.pop(name) for name in names])
         self.memories.clear(rows)
         for key, values in self.numbers.items():
-            values[rows] = self.start if key == "at" else 0
+            values[rows] = self._initial(key)
         self.changed[rows] = False
         self._saving[rows] = 0
         self.monitors.clear(rows)
         self._free += rows.tolist()
 
+    def _initial(self, key: str) -> float:
+        """One of the numbers of an entity without events."""
+        if key == "at":
+            return self.start
+        return 0
+
     def make_room(self, more: int, *, own: bool = True) -> None:
         """Room for ``more`` entities: those seen least recently are evicted, but for those of this
         call where ``own``.
         """
-        over = 0 if self.limit is None else len(self.row) + more - self.limit
-        if over > 0:
+        needed = len(self.row) + more
+        if self.limit is not None and needed > self.limit:
             idle = np.fromiter(self.row.values(), dtype=np.int64, count=len(self.row))
             if own:
-                idle = idle[self._used[idle] < self._calls]
+                earlier = self._used[idle] < self._calls
+                idle = idle[earlier]
             if self.held:
-                idle = idle[~self.changed[idle] & (self._saving[idle] == 0)]
-            oldest_first = idle[np.argsort(self._used[idle], kind="stable")]
-            self._evict(oldest_first[:over])
+                in_store = ~self.changed[idle] & (self._saving[idle] == 0)
+                idle = idle[in_store]
+            oldest_first = np.argsort(self._used[idle], kind="stable")
+            over = needed - self.limit
+            self._evict(idle[oldest_first[:over]])
         if more > len(self._free):
             self._grow(self._capacity(len(self.row) + more))
 
@@ -201,20 +225,23 @@ class EntityTable:
         rows = max(2 * len(self._used), needed)
         if self.limit is None or rows <= LARGE or not self.memories.reserves:
             return rows
-        return max(rows, min(self.limit + LARGE, RESERVED // self.bytes_per_entity))
+        at_limit = self.limit + LARGE
+        reserved = RESERVED // self.bytes_per_entity
+        return max(rows, min(at_limit, reserved))
 
     def take(self, rows: Rows) -> Arrays:
         """Memories and numbers of rows, copied."""
-        return {
-            **self.memories.take(rows),
-            **{key: values[rows] for key, values in self.numbers.items()},
-        }
+        found = dict(self.memories.take(rows))
+        for key, values in self.numbers.items():
+            found[key] = values[rows]
+        return found
 
     def put(self, rows: Rows, arrays: Arrays, monitors: Sequence[Monitor | None] = ()) -> None:
         """What :meth:`take` gave, and monitors where there are any."""
+        memories = dict(arrays)
         for key, values in self.numbers.items():
-            values[rows] = arrays[key]
-        self.memories.put(rows, {key: a for key, a in arrays.items() if key not in self.numbers})
+            values[rows] = memories.pop(key)
+        self.memories.put(rows, memories)
         for row, monitor in zip(rows.tolist(), monitors, strict=False):
             self.monitors[row] = monitor
 
@@ -239,22 +266,24 @@ class EntityTable:
         found = self.read(self.on_disk)
 
         def size(name: str) -> int:
-            return sum(array.nbytes for array in found[name][0].values())
+            arrays, _ = found[name]
+            return sum(array.nbytes for array in arrays.values())
 
         for name in sorted(found, key=size, reverse=True):
             self.make_room(1)
-            self.row[name] = self._free.pop()
-            self.names[self.row[name]] = name
+            self._occupy(name)
             self._put_back({name: found[name]})
 
     def number(self, key: str, entity: str) -> Any:
         """One of the numbers of an entity, wherever it is."""
         if entity in self.row:
-            return self.numbers[key][self.row[entity]]
+            row = self.row[entity]
+            return self.numbers[key][row]
         found = self.read([entity])
         if not found:
             raise UserError("an entity of this bank", f"{entity!r}", "See bank.entities.")
-        return found[entity][0][key][0]
+        arrays, _ = found[entity]
+        return arrays[key][0]
 
     def changes(self) -> Changes:
         """Copies of all rows that differ from the store; :meth:`written` must follow for each, in
@@ -273,13 +302,17 @@ class EntityTable:
 
     def copies(self, rows: Rows) -> Changes:
         """Copies of rows, by whole arrays: work per entity is left to the thread that writes."""
-        names = [self.names[row] for row in rows.tolist()]
-        return Changes(rows, names, self.take(rows), self.monitors.copied(rows))
+        return Changes(
+            places=rows,
+            names=self.names_of(rows),
+            arrays=self.take(rows),
+            monitors=self.monitors.copied(rows),
+        )
 
     def _evict(self, rows: Rows) -> None:
         if self.store is None or not len(rows):
             return
-        names = [self.names[row] for row in rows.tolist()]
+        names = self.names_of(rows)
         if not self.held:
             try:
                 self.store.write(self.copies(rows[self.changed[rows]]).rows())
@@ -295,10 +328,15 @@ class EntityTable:
     def _put_back(self, back: dict[str, tuple[Arrays, Monitor | None]]) -> None:
         if not back:
             return
-        rows = np.array([self.row[name] for name in back], dtype=np.int64)
-        parts = [arrays for arrays, _ in back.values()]
+        rows = []
+        parts = []
+        monitors = []
+        for name, (arrays, monitor) in back.items():
+            rows.append(self.row[name])
+            parts.append(arrays)
+            monitors.append(monitor)
         whole = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
-        self.put(rows, whole, [monitor for _, monitor in back.values()])
+        self.put(np.array(rows, dtype=np.int64), whole, monitors)
 
     def _checked(self, name: str, row: Row) -> tuple[Arrays, Monitor | None]:
         """The arrays and the monitor of an entity, which are those of a row of this bank."""
@@ -320,25 +358,36 @@ class EntityTable:
         """Refuse arrays of so many rows that the model cannot have."""
         totals = arrays.get("likelihood", np.zeros(0))
         # The log-likelihood of an event that could not happen is minus infinity.
-        finite = {**arrays, "likelihood": np.where(totals == -np.inf, 0.0, totals)}
+        possible = np.where(totals == -np.inf, 0.0, totals)
         like = {key: np.repeat(array, rows, axis=0) for key, array in self._like.items()}
-        check_arrays(finite, like, fixed=self.memories.fixed, marks=self._marks)
-        if {len(array) for array in arrays.values()} != {rows}:
+        check_arrays(
+            {**arrays, "likelihood": possible},
+            like,
+            fixed=self.memories.fixed,
+            marks=self._marks,
+        )
+        if any(len(array) != rows for array in arrays.values()):
             raise damaged(f"arrays of {rows:,} rows", "arrays of other lengths")
-        negative = rows and min(arrays["count"].min(), arrays["open"].min()) < 0
-        if negative or (rows and arrays["at"].min() < self.start):
+        negative = (arrays["count"] < 0) | (arrays["open"] < 0)
+        early = arrays["at"] < self.start
+        if (negative | early).any():
             raise damaged("counts and integrals of at least 0, and times after the start", "others")
 
     def _grow(self, rows: int) -> None:
         before = len(self._used)
+        more = rows - before
         self.memories.grow(rows)
         for key, values in self.numbers.items():
-            more = np.full(rows - before, self.start if key == "at" else 0, dtype=values.dtype)
-            self.numbers[key] = np.concatenate([values, more])
-        new = np.zeros(rows - before, dtype=bool)
-        self.changed = np.concatenate([self.changed, new])
-        self._saving = np.concatenate([self._saving, new.astype(np.int16)])
-        self._used = np.concatenate([self._used, np.zeros(rows - before, dtype=np.int64)])
-        self.names += [""] * (rows - before)
+            self.numbers[key] = _lengthened(values, more, self._initial(key))
+        self.changed = _lengthened(self.changed, more)
+        self._saving = _lengthened(self._saving, more)
+        self._used = _lengthened(self._used, more)
+        self.names += [""] * more
         self.monitors.grow(rows)
         self._free += range(rows - 1, before - 1, -1)
+
+
+def _lengthened(values: NDArray[Any], more: int, value: float = 0) -> NDArray[Any]:
+    """An array with so many more numbers, all equal to ``value``."""
+    new = np.full(more, value, dtype=values.dtype)
+    return np.concatenate([values, new])

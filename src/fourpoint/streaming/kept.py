@@ -39,14 +39,16 @@ from fourpoint.streaming.state import Arrays
 
 Floats = NDArray[np.float64]
 ANEW = 1024  # events after which the states are formed anew
-FIELDS = (
-    "times",
-    "marks",
-    "values",
-    "total",
-    "count",
-    "index",
-)  # per head and slot; index counts events, -1 in an empty slot
+# What is known of each active event, by head and slot, and its type; index counts events and is -1
+# in an empty slot.
+FIELDS: dict[str, type] = {
+    "times": np.float64,
+    "marks": np.int64,
+    "values": np.float64,
+    "total": np.float64,
+    "count": np.int64,
+    "index": np.int64,
+}
 
 
 def supports_kept(model: PointProcess) -> bool:
@@ -55,9 +57,14 @@ def supports_kept(model: PointProcess) -> bool:
     """
     if not isinstance(model, DAPP):
         return False
-    s = model.settings()
-    paired = (s["score"], s["phase"]) == ("fourier", "paired") and isinstance(s["keep"], int)
-    return kernels.DAPP_STREAM.choose(linear=paired, normalise=s["normalise"]) is not None
+    settings = model.settings()
+    paired = settings["score"] == "fourier" and settings["phase"] == "paired"
+    bounded = isinstance(settings["keep"], int)
+    loops = kernels.DAPP_STREAM.choose(
+        linear=paired and bounded,
+        normalise=settings["normalise"],
+    )
+    return loops is not None
 
 
 class ByModes:
@@ -76,13 +83,16 @@ class ByModes:
 
     def score(self, time: float) -> tuple[Floats, float]:
         since_start = np.array([self._at - self._start])
-        found = self.steps.reach(self._state, since_start, np.array([time - self._at]))
+        gap = np.array([time - self._at])
+        found = self.steps.reach(self._state, since_start, gap)
         self._ahead = (time, found.state)
         return found.logs[0], float(found.integral[0])
 
     def logs(self, time: float) -> Floats:
-        state = self.steps.moved(self._state, np.array([time - self._at]))
-        return np.asarray(self.steps.logs(state, np.array([time - self._start]))[0])
+        gap = np.array([time - self._at])
+        since_start = np.array([time - self._start])
+        state = self.steps.moved(self._state, gap)
+        return np.asarray(self.steps.logs(state, since_start)[0])
 
     def move(self, time: float) -> None:
         at, state = self._ahead
@@ -96,15 +106,16 @@ class ByActiveSets(ByModes):
     """One stream of a DAPP with ``keep``: a :class:`~fourpoint.streaming.steppers.Stepper`."""
 
     def __init__(self, model: DAPP) -> None:
-        self.model, self.steps = model, Steps(model)
+        self.model = model
+        self.steps = Steps(model)
         self.keep = int(model.settings()["keep"])
         with torch.no_grad():
             spectrum = model.spectrum(fixed=True)
         self.weight = spectrum.weight.detach().cpu().double().numpy()  # (K, D)
-        self.frequency, self.decay = (
-            x.reshape(self.weight.shape) for x in (self.steps.frequency, self.steps.fading)
-        )
-        self.shift = spectrum.shift.detach().cpu().double().numpy().transpose(0, 2, 1)  # (K, M, D)
+        self.frequency = self.steps.frequency.reshape(self.weight.shape)
+        self.decay = self.steps.fading.reshape(self.weight.shape)
+        shift = spectrum.shift.detach().cpu().double().numpy()
+        self.shift = shift.transpose(0, 2, 1)  # (K, M, D)
         self.phase = np.stack([np.cos(self.shift), np.sin(self.shift)], 2)  # (K, M, 2, D)
         self.heads = np.arange(len(self.weight))
         self._loops = kernels.DAPP_STREAM.load()
@@ -114,26 +125,33 @@ class ByActiveSets(ByModes):
     def restart(self, start: float) -> None:
         shape = (len(self.weight), self.keep)
         self._begin(start)
-        self._slots: Arrays = {
-            name: np.zeros(shape, dtype=np.int64 if name in ("marks", "count", "index") else None)
-            for name in FIELDS
-        }
+        self._slots: Arrays = {name: np.zeros(shape, kind) for name, kind in FIELDS.items()}
         self._slots["index"][:] = -1
         self._seen = 0
         self._compared: tuple[float, int, int, Floats] | None = None
 
     def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
-        s = self._slots
-        valid = self._slots["index"] >= 0
-        s["total"] += np.where(valid, np.abs(self._scores(time, mark)), 0.0)
-        s["count"] += valid
+        slots = self._slots
+        valid = slots["index"] >= 0
+        scores = np.abs(self._scores(time, mark))
+        slots["total"] += np.where(valid, scores, 0.0)
+        slots["count"] += valid
         self.move(time)
         slot = self._vacated(valid)
         state = self._without(self._state, slot, time)
-        value = self.steps.values(np.array([time - self._start]), np.array([mark]))[0]
-        for name, new in zip(FIELDS, (time, mark, value, 0.0, 0, self._seen), strict=True):
-            s[name][self.heads, slot] = new
-        self._state = state + self.steps.added(np.array([time - self._start]), np.array([mark]))
+        since_start = np.array([time - self._start])
+        marks = np.array([mark])
+        event = {
+            "times": time,
+            "marks": mark,
+            "values": self.steps.values(since_start, marks)[0],
+            "total": 0.0,
+            "count": 0,
+            "index": self._seen,
+        }
+        for name, value in event.items():
+            slots[name][self.heads, slot] = value
+        self._state = state + self.steps.added(since_start, marks)
         self._seen += 1
         if self._seen % ANEW == 0:
             self._state = self._anew(time)
@@ -147,15 +165,13 @@ class ByActiveSets(ByModes):
     def weights(
         self, time: float, mark: int, times: Floats, marks: NDArray[np.int64], top: int
     ) -> tuple[Floats, NDArray[np.int64], Floats]:
-        s = self._slots
-        valid = self._slots["index"] >= 0
-        heads = self.heads[:, None]
-        places, found = largest(np.where(valid, self._scores(time, mark), 0.0), top)
-        return (
-            np.where(valid[heads, places], s["times"][heads, places], np.nan),
-            s["marks"][heads, places],
-            found,
-        )
+        slots = self._slots
+        valid = slots["index"] >= 0
+        scores = np.where(valid, self._scores(time, mark), 0.0)
+        slot, weights = largest(scores, top)
+        place = (self.heads[:, None], slot)
+        past = np.where(valid[place], slots["times"][place], np.nan)
+        return past, slots["marks"][place], weights
 
     def history(self) -> DAPPHistory:
         with eval_mode(self.model):
@@ -176,16 +192,15 @@ class ByActiveSets(ByModes):
         )
 
     def arrays(self) -> Arrays:
-        numbers = {
+        found = {
             "start": np.array(self._start),
             "at": np.array(self._at),
             "seen": np.array(self._seen),
-        }
-        return {
-            **numbers,
             "state": self._state,
-            **{f"slots.{name}": a for name, a in self._slots.items()},
         }
+        for name, array in self._slots.items():
+            found[f"slots.{name}"] = array
+        return found
 
     def load(self, arrays: Arrays) -> None:
         self.restart(float(arrays["start"]))
@@ -197,41 +212,59 @@ class ByActiveSets(ByModes):
 
     def _scores(self, time: float, mark: int) -> Floats:
         """nu_k of an event on every slot, (K, E): used twice per event, and formed once."""
-        if self._compared is None or self._compared[:3] != (time, mark, self._seen):
+        key = (time, mark, self._seen)
+        if self._compared is None or self._compared[:3] != key:
             lags = (time - self._slots["times"]) / self.steps.scale
-            marks = self._slots["marks"]
             found = np.empty_like(lags)
-            modes = (self._sinusoids, self.weight, self.phase)
-            self._loops.scores(lags, marks, mark, *modes, found)
-            self._compared = (time, mark, self._seen, found)
+            self._loops.scores(
+                lags,
+                self._slots["marks"],
+                mark,
+                self._sinusoids,
+                self.weight,
+                self.phase,
+                found,
+            )
+            self._compared = (*key, found)
         return self._compared[3]
 
     def _vacated(self, valid: NDArray[np.bool_]) -> NDArray[np.int64]:
         """The slot that a new event takes in each head: the first empty one, or that of the
         smallest mean.
         """
-        s = self._slots
-        mean = np.where(valid, s["total"] / np.maximum(s["count"], 1), np.inf)
+        slots = self._slots
+        mean = slots["total"] / np.maximum(slots["count"], 1)
+        mean = np.where(valid, mean, np.inf)
         smallest = valid & (mean == mean.min(1, keepdims=True))
-        least = np.where(smallest, s["index"], NEVER).argmin(1)
-        return np.where(valid.all(1), least, valid.argmin(1))
+        index = np.where(smallest, slots["index"], NEVER)
+        oldest = index.argmin(1)
+        first_empty = valid.argmin(1)
+        return np.where(valid.all(1), oldest, first_empty)
 
     def _without(self, state: NDArray[Any], slot: NDArray[np.int64], time: float) -> NDArray[Any]:
         """``state`` without what the events in a slot of each head add to it at ``time``; empty
         slots add nothing.
         """
-        s = self._slots
+        slots = self._slots
         left = state.copy()
         place = (self.heads, slot)
-        lags = (time - s["times"][place]) / self.steps.scale
-        marks = s["marks"][place]
-        values = np.where(s["index"][place] >= 0, s["values"][place], 0.0)
-        self._loops.forget(left[0], lags, marks, values, self._sinusoids, self.phase)
+        lags = (time - slots["times"][place]) / self.steps.scale
+        valid = slots["index"][place] >= 0
+        values = np.where(valid, slots["values"][place], 0.0)
+        self._loops.forget(
+            left[0],
+            lags,
+            slots["marks"][place],
+            values,
+            self._sinusoids,
+            self.phase,
+        )
         return left
 
     def _anew(self, time: float) -> NDArray[Any]:
         """The states from the active sets."""
         state = self.steps.blank(1)
         for e in range(self.keep):
-            state = self._without(state, np.full(len(self.heads), e), time)
+            slot = np.full(len(self.heads), e)
+            state = self._without(state, slot, time)
         return -state

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fourpoint.events import Batch, BatchContext, Context, UserError
+from fourpoint.events import Batch, BatchContext, BatchSteps, Context, UserError
 from fourpoint.inference.sampling import remember, select_rows
 from fourpoint.models.base import History, PointProcess, pieces
 from fourpoint.ops.quadrature import integrate
@@ -44,8 +44,9 @@ def stream_context(model: PointProcess, known: Context | None) -> Context | None
     know.
     """
     given = Context() if known is None else known.without("scored_from")
+    covariates = given.covariates
     names = () if model.effects is None else model.effects.spec.covariates
-    have = () if given.covariates is None else given.covariates.names
+    have = () if covariates is None else covariates.names
     if not names and have:
         raise UserError(
             "no covariates, since the model was fitted without any",
@@ -59,16 +60,18 @@ def stream_context(model: PointProcess, known: Context | None) -> Context | None
             f"none called {', '.join(missing)}" if have else "no covariates",
             "Give them with --covariates FILE (context=), or fit a model without covariates.",
         )
-    if model.effects is not None:
-        if given.covariates is not None and have != names:
-            order = [have.index(name) for name in names]
-            same = replace(given.covariates, names=names, values=given.covariates.values[:, order])
-            given = replace(given, covariates=same)
-        if given.origin is None and model.effects.spec.calendar:
-            clock = replace(model.effects.spec, covariates=(), mean=(), scale=())
-            given = replace(given, origin=clock.training_clock(1).origin)
-    nothing = given.origin is None and given.covariates is None and given.exposure is None
-    return None if nothing else given
+    if covariates is not None and have != names:
+        order = [have.index(name) for name in names]
+        values = covariates.values[:, order]
+        covariates = replace(covariates, names=names, values=values)
+        given = replace(given, covariates=covariates)
+    if given.origin is None and model.effects is not None and model.effects.spec.calendar:
+        calendar = replace(model.effects.spec, covariates=(), mean=(), scale=())
+        clock = calendar.training_clock(1)
+        given = replace(given, origin=clock.origin)
+    if given.origin is None and covariates is None and given.exposure is None:
+        return None
+    return given
 
 
 @torch.no_grad()
@@ -84,7 +87,15 @@ def empty_history(
     if context is not None:
         known = context.batch(np.zeros(1, dtype=np.int64))
         known = known.select(torch.zeros(rows, dtype=torch.int64))
-    return remember(model, Batch(none.double(), none, none.bool(), edge, edge, context=known))
+    batch = Batch(
+        times=none.double(),
+        marks=none,
+        valid=none.bool(),
+        start=edge,
+        stop=edge,
+        context=known,
+    )
+    return remember(model, batch)
 
 
 @torch.no_grad()
@@ -92,11 +103,14 @@ def log_intensities(model: PointProcess, history: History, times: Floats) -> Flo
     """log lambda per mark just before ``times``, one for each row, (B, M); with an exposure, of the
     rate that is observed, minus infinity where nothing is.
     """
-    at = torch.from_numpy(times)[:, None, None]
-    found = model.log_intensity(history, at, history.lengths[:, None])[:, 0, 0]
-    if history.context is not None and history.context.exposure is not None:
-        found = found + history.context.exposure.at(at[:, :, 0])[:, 0].log()
-    return np.asarray(found.detach().numpy())
+    at = torch.from_numpy(times)[:, None]
+    last = history.lengths[:, None]
+    logs = model.log_intensity(history, at[:, None], last)[:, 0, 0]
+    context = history.context
+    if context is not None and context.exposure is not None:
+        exposure = context.exposure.at(at)[:, 0]
+        logs = logs + exposure.log()
+    return np.asarray(logs.detach().numpy())
 
 
 def check_recorded(history: History, times: Floats) -> None:
@@ -122,25 +136,36 @@ def integrals(model: PointProcess, history: History, at: Floats, times: Floats) 
     if history.context is None or history.context.exposure is None:
         return _integrals(model, history, at, times)
     exposure = history.context.exposure
-    rows, low, high = [], [], []
-    for row, (a, b) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
+    owner, left, right = _between_steps(exposure, at, times)
+    begins = torch.from_numpy(left)[:, None]
+    factor = exposure.select(owner).at(begins)[:, 0, 0].numpy()
+    total = np.zeros(len(at))
+    kept = np.flatnonzero(factor > 0)
+    if len(kept):
+        own = owner[kept]
+        histories = select_rows(history, own)
+        found = _integrals(model, histories, left[kept], right[kept])
+        np.add.at(total, own.numpy(), factor[kept] * found)
+    return total
+
+
+def _between_steps(
+    exposure: BatchSteps, at: Floats, times: Floats
+) -> tuple[Tensor, Floats, Floats]:
+    """The pieces from ``at`` to ``times`` on which the exposure of each row is constant: their
+    rows, and where they begin and end.
+    """
+    rows: list[int] = []
+    left: list[float] = []
+    right: list[float] = []
+    for row, (begin, end) in enumerate(zip(at.tolist(), times.tolist(), strict=True)):
         # All streams share one exposure.
         steps = exposure.times[0 if exposure.shared else row].numpy()
-        edges = np.concatenate([[a], steps[(steps > a) & (steps < b)], [b]])
-        rows += [row] * (len(edges) - 1)
-        low += edges[:-1].tolist()
-        high += edges[1:].tolist()
-    owner = torch.tensor(rows)
-    left, right = np.array(low), np.array(high)
-    factor = exposure.select(owner).at(torch.from_numpy(left)[:, None])[:, 0, 0].numpy()
-    kept = np.flatnonzero(factor > 0)
-    if not len(kept):
-        return np.zeros(len(at))
-    pieces_of = select_rows(history, owner[kept])
-    found = factor[kept] * _integrals(model, pieces_of, left[kept], right[kept])
-    total = np.zeros(len(at))
-    np.add.at(total, owner[kept].numpy(), found)
-    return total
+        inner = steps[(steps > begin) & (steps < end)].tolist()
+        left += [begin, *inner]
+        right += [*inner, end]
+        rows += [row] * (len(inner) + 1)
+    return torch.tensor(rows), np.array(left), np.array(right)
 
 
 @torch.no_grad()
@@ -150,18 +175,26 @@ def _integrals(model: PointProcess, history: History, at: Floats, times: Floats)
     b = torch.from_numpy(times)[:, None]
     last = history.lengths[:, None]
     if model.has_closed_integral:
-        return np.asarray(model.closed_integral(history, a, b, last).sum((1, 2)).detach().numpy())
-    left, right, nodes = pieces(model, history, torch.cat([a, b], 1))
+        exact = model.closed_integral(history, a, b, last).sum((1, 2))
+        return np.asarray(exact.detach().numpy())
+    edges = torch.cat([a, b], 1)
+    left, right, nodes = pieces(model, history, edges)
     wide = (right > left).any(0)
     if not bool(wide.any()):
         return np.zeros(len(at))
-    left = left[:, wide]
-    right = right[:, wide]
 
     def rate(t: Tensor, which: Tensor) -> Tensor:
-        return model.log_intensity(history, t, last.expand_as(which)).exp().sum(-1)
+        logs = model.log_intensity(history, t, last.expand_as(which))
+        return logs.exp().sum(-1)
 
-    ends = rate(torch.cat([a, b], 1)[:, None], last)[:, 0].mean(1)
-    rough = torch.nan_to_num((b - a)[:, 0] * ends, nan=0.0, posinf=0.0)
-    found, _ = integrate(rate, left, right, tolerance=TOLERANCE * float((1 + rough).sum()), **nodes)
+    mean_rate = rate(edges[:, None], last)[:, 0].mean(1)
+    rough = torch.nan_to_num((b - a)[:, 0] * mean_rate, nan=0.0, posinf=0.0)
+    size = float((1 + rough).sum())
+    found, _ = integrate(
+        rate,
+        left[:, wide],
+        right[:, wide],
+        tolerance=TOLERANCE * size,
+        **nodes,
+    )
     return np.asarray(found.sum(1).numpy())

@@ -40,7 +40,8 @@ Floats = NDArray[np.float64]
 Step = Callable[[Floats], Floats]
 LOG2 = math.log(2.0)
 PER = 1000  # events to which the promise refers
-WINDOW, FEWEST = 256, 64  # gaps from which the distance is computed: at most, at least
+WINDOW = 256  # gaps from which the distance is computed, at most
+FEWEST = 64  # and at least
 STRIDE = 16  # events between two of its values
 CELLS = 256  # of the grid, per log 2
 
@@ -70,14 +71,15 @@ class Alarm:
 
     def to_dict(self) -> dict[str, float | str | None]:
         """As JSON can hold it."""
-        numbers = {"size": self.size, "statistic": self.statistic, "threshold": self.threshold}
         return {
             "time": self.time,
             "of": self.of,
             "name": self.name,
             "kind": self.kind,
             "direction": self.direction,
-            **numbers,
+            "size": self.size,
+            "statistic": self.statistic,
+            "threshold": self.threshold,
         }
 
 
@@ -113,11 +115,13 @@ class Monitor:
         self, alarms: float = 1e-3, share: float = 1.0, window: Floats | None = None
     ) -> None:
         if not 0 < alarms < 1:
-            expected = "a false-alarm probability per 1,000 events between 0 and 1"
             raise UserError(
-                expected, f"alarms={alarms}", "Pass alarms=0.001, say, or None for no monitoring."
+                "a false-alarm probability per 1,000 events between 0 and 1",
+                f"alarms={alarms}",
+                "Pass alarms=0.001, say, or None for no monitoring.",
             )
-        self.alarms, self.share = float(alarms), share
+        self.alarms = float(alarms)
+        self.share = share
         self.level = self.alarms * share
         self.thresholds = thresholds(self.level)
         self._gaps: Floats = np.zeros(WINDOW) if window is None else window
@@ -125,7 +129,8 @@ class Monitor:
 
     def reset(self) -> None:
         """Forget all gaps."""
-        self._burst, self._silence = _Sum(), _Sum()
+        self._burst = _Sum()
+        self._silence = _Sum()
         self._told = False  # whether the gap now open has been called a silence
         self._seen = 0  # gaps since the window was last emptied
 
@@ -154,13 +159,17 @@ class Monitor:
         """No event up to ``time``, where the gap that is open has grown to ``gap``: an alarm if
         that is too long, once.
         """
-        level = self._silence.value + gap / 2
         limits = self.thresholds
-        if self._told or (level < limits.silence and gap < limits.gap):
+        statistic = self._silence.value + gap / 2
+        threshold = limits.silence
+        if statistic < threshold:
+            statistic = gap
+            threshold = limits.gap
+        if self._told or statistic < threshold:
             return ()
         self._told = True
-        over = (level, limits.silence) if level >= limits.silence else (gap, limits.gap)
-        return (Alarm(time, "silence", self._silence.ratio(gap), *over),)
+        ratio = self._silence.ratio(gap)
+        return (Alarm(time, "silence", ratio, statistic, threshold),)
 
     def _drift(self, time: float) -> list[Alarm]:
         n = min(self._seen, WINDOW)
@@ -168,7 +177,9 @@ class Monitor:
         above.sort()
         np.expm1(above, out=above)  # -F at each gap, the largest gap first
         above += _steps(n)  # the empirical distribution over F; below a gap it is 1 / n lower
-        distance = max(float(np.maximum.reduce(above)), 1 / n - float(np.minimum.reduce(above)))
+        highest = float(np.maximum.reduce(above))
+        lowest = float(np.minimum.reduce(above))
+        distance = max(highest, 1 / n - lowest)
         limit = math.sqrt(self.thresholds.drift / (2 * n))
         if distance < limit:
             return []
@@ -177,14 +188,15 @@ class Monitor:
 
     def state(self) -> tuple[dict[str, Any], Floats]:
         """Numbers and the window of gaps: all there is to know."""
-        numbers = as_header(self.alarms, self.share, *self.numbers())
-        return numbers, self._gaps[: min(self._seen, WINDOW)].copy()
+        header = as_header(self.alarms, self.share, *self.numbers())
+        count = min(self._seen, WINDOW)
+        return header, self._gaps[:count].copy()
 
     def numbers(self) -> tuple[list[list[float]], bool, int]:
         """The sums of burst and silence (value, count, total), whether a silence was told, and the
         gaps in the window so far.
         """
-        sums = [[s.value, float(s.count), s.total] for s in (self._burst, self._silence)]
+        sums = [self._burst.numbers(), self._silence.numbers()]
         return sums, self._told, self._seen
 
     @property
@@ -211,10 +223,11 @@ class Monitor:
 
     def load(self, sums: list[list[float]], told: bool, seen: int) -> None:
         """Go on with what :meth:`numbers` gave; the window of gaps is left as it is."""
-        self._burst, self._silence = (
-            _Sum(float(value), int(count), float(total)) for value, count, total in sums
-        )
-        self._told, self._seen = told, seen
+        burst, silence = sums
+        self._burst = _Sum.of_numbers(*burst)
+        self._silence = _Sum.of_numbers(*silence)
+        self._told = told
+        self._seen = seen
 
 
 def as_header(
@@ -222,7 +235,13 @@ def as_header(
 ) -> dict[str, Any]:
     """The settings of a monitor and its :meth:`Monitor.numbers`, as a header holds them."""
     whole = [[value, int(count), total] for value, count, total in sums]
-    return {"alarms": alarms, "share": share, "sums": whole, "told": told, "seen": seen}
+    return {
+        "alarms": alarms,
+        "share": share,
+        "sums": whole,
+        "told": told,
+        "seen": seen,
+    }
 
 
 @dataclass(slots=True)
@@ -251,6 +270,15 @@ class _Sum:
         """
         return (self.count + 1) / (self.total + unfinished + 1)
 
+    def numbers(self) -> list[float]:
+        """All there is to know."""
+        return [self.value, float(self.count), self.total]
+
+    @staticmethod
+    def of_numbers(value: float, count: float, total: float) -> _Sum:
+        """The sum with these :meth:`numbers`."""
+        return _Sum(float(value), int(count), float(total))
+
 
 @lru_cache(maxsize=WINDOW)
 def _steps(count: int) -> Floats:
@@ -271,7 +299,8 @@ def thresholds(alarms: float, per: int = PER) -> Thresholds:
     bound = math.ceil(math.log(per / share) / LOG2 * CELLS) + CELLS
     levels = []
     for chain in (burst_chain, silence_chain):
-        low, high = 2, bound
+        low = 2
+        high = bound
         while high - low > 1:
             middle = (low + high) // 2
             if crossing(chain, middle, per) <= share:
@@ -279,9 +308,15 @@ def thresholds(alarms: float, per: int = PER) -> Thresholds:
             else:
                 low = middle
         levels.append(high * LOG2 / CELLS)
-    longest = -math.log(-math.expm1(math.log1p(-share) / per))  # (1 - exp(-x))^per = 1 - share
+    burst, silence = levels
+    each = -math.expm1(math.log1p(-share) / per)  # exp(-x), of (1 - exp(-x))^per = 1 - share
     looks = math.ceil(per / STRIDE)
-    return Thresholds(levels[0], levels[1], longest, math.log(2 * looks / share))
+    return Thresholds(
+        burst=burst,
+        silence=silence,
+        gap=-math.log(each),
+        drift=math.log(2 * looks / share),
+    )
 
 
 def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
@@ -301,21 +336,25 @@ def crossing(chain: Callable[[int], Step], height: int, per: int) -> float:
         alive /= alive[0]
         if i > 100 and abs(lost - before) <= 1e-6 * lost:
             break
-    return -math.expm1(per * math.log1p(-lost)) if lost < 1 else 1.0
+    if lost >= 1:
+        return 1.0
+    return -math.expm1(per * math.log1p(-lost))
 
 
 def burst_chain(height: int) -> Step:
     """alive -> E[alive(S + log 2 - x)] with x rounded down to the grid: geometric steps, so that
     one running sum serves all S.
     """
-    q = np.exp(-LOG2 / CELLS * np.arange(height + CELLS))
+    cell = np.arange(height + CELLS)
+    q = np.exp(-LOG2 / CELLS * cell)
     weight = (1 - q[1]) / q
     weight[0] = 1.0  # all that falls below 0 stays at 0
+    crossed = np.zeros(CELLS)
 
     def step(alive: Floats) -> Floats:
-        return np.asarray(
-            (q * np.cumsum(weight * np.concatenate([alive, np.zeros(CELLS)])))[CELLS:]
-        )
+        every = np.concatenate([alive, crossed])
+        reached = q * np.cumsum(weight * every)
+        return np.asarray(reached[CELLS:])
 
     return step
 
@@ -330,7 +369,8 @@ def silence_chain(height: int) -> Step:
     place = np.maximum(peak - CELLS, 0)
 
     def step(alive: Floats) -> Floats:
-        above = np.cumsum((weight * alive[place])[::-1])[::-1]
+        mass = weight * alive[place]
+        above = np.cumsum(mass[::-1])[::-1]
         return np.asarray(above / q)
 
     return step

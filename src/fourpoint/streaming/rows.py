@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fourpoint.events import Context
 from fourpoint.inference.sampling import select_rows
-from fourpoint.models.base import PointProcess
+from fourpoint.models.base import History, PointProcess
 from fourpoint.models.dapp import DAPP
 from fourpoint.models.dapp_step import Before, Reached, Steps, supports
 from fourpoint.models.following import Events, Numbers, Scored, Stop
@@ -36,10 +36,8 @@ from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
-FEWEST, PARTS = (
-    256,
-    4,
-)  # rows that are worth handing to a thread, and how often each thread comes back for more
+FEWEST = 256  # rows that are worth handing to a thread
+PARTS = 4  # how often each thread comes back for more
 
 
 class Memories(Protocol):
@@ -107,7 +105,9 @@ def memories(
         return HistoryRows(model, start, context)
     if isinstance(model, DAPP) and supports(model):
         return StateRows(model, start, threads)
-    return ExcitationRows(model) if isinstance(model, Hawkes) else HistoryRows(model, start)
+    if isinstance(model, Hawkes):
+        return ExcitationRows(model)
+    return HistoryRows(model, start)
 
 
 class StateRows:
@@ -118,8 +118,8 @@ class StateRows:
     reserves = True
 
     def __init__(self, model: DAPP, start: float, threads: int) -> None:
-        kind = np.float32 if model.readout.dtype == torch.float32 else np.float64
-        self.steps = Steps(model, kind)
+        single = model.readout.dtype == torch.float32
+        self.steps = Steps(model, np.float32 if single else np.float64)
         self.start = start
         self.threads = max(1, threads)
         self.pool: ThreadPoolExecutor | None = None
@@ -128,8 +128,12 @@ class StateRows:
         self.spare = sum(array.nbytes for array in self.steps.kept(1))
         # Copies go to memory that is used again: new pages would take longer than the copies.
         self._room = self.steps.blank(0)
-        no_row = np.zeros(0, dtype=np.int64)
-        self._touched, self._before = no_row, Before(no_row, np.zeros(0, dtype=bool), self._room)
+        self._touched: Rows = np.zeros(0, dtype=np.int64)
+        self._before = Before(
+            place=self._touched,
+            copied=np.zeros(0, dtype=bool),
+            state=self._room,
+        )
         self._ahead: list[NDArray[Any]] = []
 
     def grow(self, rows: int) -> None:
@@ -141,35 +145,34 @@ class StateRows:
         state[:count] = self.state
         for new, old in zip(kept, self._kept, strict=True):
             new[:count] = old
-        self.state, self._kept = state, kept
+        self.state = state
+        self._kept = kept
 
     def clear(self, rows: Rows) -> None:
         self.state[rows] = 0
         self._kept.ready[rows] = 0
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        found = self._each(
-            self._reach, [(rows[p], at[p], times[p]) for p in self._parts(len(rows))]
-        )
-        self._ahead = [f.state for f in found]
-        return np.concatenate([f.logs for f in found]), np.concatenate([f.integral for f in found])
+        found: list[Reached] = self._each(self._reach, rows, at, times)
+        self._ahead = [reached.state for reached in found]
+        logs = np.concatenate([reached.logs for reached in found])
+        integral = np.concatenate([reached.integral for reached in found])
+        return logs, integral
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        parts = self._parts(len(rows))
-        return np.concatenate(
-            self._each(self._integral, [(rows[p], at[p], times[p]) for p in parts])
-        )
+        return np.concatenate(self._each(self._integral, rows, at, times))
 
     def check(self, rows: Rows, times: Floats) -> None:
         pass  # there is no exposure
 
     def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
-        times, marks, _ = events
         self._kept.ready[rows] = 0
-        parts = zip(self._parts(len(rows)), self._ahead, strict=True)
-        self._each(
-            self._absorb, [(rows[p], ahead, times[p] - self.start, marks[p]) for p, ahead in parts]
-        )
+        since = events.times - self.start
+        parts = self._parts(len(rows))
+        tasks = []
+        for part, ahead in zip(parts, self._ahead, strict=True):
+            tasks.append((rows[part], ahead, since[part], events.marks[part]))
+        self._run(self._absorb, tasks)
 
     def follow(
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
@@ -179,30 +182,52 @@ class StateRows:
         """
         if first is None:
             return self.steps.follow(
-                self.state, rows, numbers, self.start, events, into, self._kept
+                self.state,
+                rows,
+                numbers,
+                self.start,
+                events,
+                into,
+                self._kept,
             )
         self._before.copied[:] = False
-        if len(self._room) < len(first):
-            self._room = self.steps.blank(2 * len(first))
+        count = len(first)
+        if len(self._room) < count:
+            self._room = self.steps.blank(2 * count)
         place = np.full(len(rows), -1)
-        place[first] = np.arange(len(first))
+        place[first] = np.arange(count)
         self._touched = rows[first]
-        self._before = Before(place, np.zeros(len(first), dtype=bool), self._room)
-        threads = self.threads if len(rows) >= 2 * FEWEST else 1
-        if threads == 1:
-            return self.steps.follow(
-                self.state, rows, numbers, self.start, events, into, self._kept, self._before
-            )
-        shares = [np.flatnonzero(rows % threads == i) for i in range(threads)]
-        stops = self._each(self._follow, [(share, rows, numbers, events, into) for share in shares])
-        return min(
-            (stop for stop in stops if stop is not None), key=lambda stop: stop.done, default=None
+        self._before = Before(
+            place=place,
+            copied=np.zeros(count, dtype=bool),
+            state=self._room,
         )
+        if self.threads == 1 or len(rows) < 2 * FEWEST:
+            return self.steps.follow(
+                self.state,
+                rows,
+                numbers,
+                self.start,
+                events,
+                into,
+                self._kept,
+                self._before,
+            )
+        thread = rows % self.threads
+        tasks = []
+        for i in range(self.threads):
+            share = np.flatnonzero(thread == i)
+            tasks.append((share, rows, numbers, events, into))
+        found: list[Stop | None] = self._run(self._follow, tasks)
+        stops = [stop for stop in found if stop is not None]
+        return min(stops, key=lambda stop: stop.done, default=None)
 
     def undo(self) -> None:
-        copied = np.flatnonzero(self._before.copied)
-        self.put(self._touched[copied], {"state": self._before.state[copied]})
-        self._before.copied[:] = False
+        before = self._before
+        copied = np.flatnonzero(before.copied)
+        rows = self._touched[copied]
+        self.put(rows, {"state": before.state[copied]})
+        before.copied[:] = False
 
     def _follow(
         self, share: Rows, rows: Rows, numbers: Numbers, events: Events, into: Scored
@@ -210,21 +235,30 @@ class StateRows:
         """Events at the places ``share``."""
         found = Scored.empty(len(share), into.shares.shape[1])
         own = Events(events.times[share], events.marks[share])
-        kept = self._before
-        before = Before(kept.place[share], kept.copied, kept.state)
+        before = self._before
         stop = self.steps.follow(
-            self.state, rows[share], numbers, self.start, own, found, self._kept, before
+            self.state,
+            rows[share],
+            numbers,
+            self.start,
+            own,
+            found,
+            self._kept,
+            Before(before.place[share], before.copied, before.state),
         )
         for whole, part in zip(into, found, strict=True):
             whole[share] = part
-        return None if stop is None else Stop(int(share[stop.done]), stop.error)
+        if stop is None:
+            return None
+        return Stop(int(share[stop.done]), stop.error)
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = np.concatenate(self._ahead)
         self._kept.ready[rows] = 0
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return self.steps.logs(self.steps.moved(self.state[rows], times - at), times - self.start)
+        state = self.steps.moved(self.state[rows], times - at)
+        return self.steps.logs(state, times - self.start)
 
     def take(self, rows: Rows) -> Arrays:
         return {"state": self.state[rows]}
@@ -237,16 +271,32 @@ class StateRows:
         """Several parts for each thread, so that all end together though one may be held up; one
         where there is little to do.
         """
-        size = rows if self.threads == 1 else max(FEWEST, -(-rows // (PARTS * self.threads)))
-        return [slice(i, i + size) for i in range(0, rows, max(1, size))] or [slice(0)]
+        if rows == 0:
+            return [slice(0)]
+        size = rows
+        if self.threads > 1:
+            share = -(-rows // (PARTS * self.threads))
+            size = max(FEWEST, share)
+        return [slice(first, first + size) for first in range(0, rows, size)]
 
-    def _each(self, work: Callable[..., Any], parts: list[Any]) -> list[Any]:
-        if len(parts) == 1:
-            return [work(*parts[0])]
-        self.pool = self.pool or ThreadPoolExecutor(self.threads)
-        found = [self.pool.submit(work, *p) for p in parts]
+    def _each(
+        self, work: Callable[[Rows, Floats, Floats], Any], rows: Rows, at: Floats, times: Floats
+    ) -> list[Any]:
+        """What ``work`` finds for each of :meth:`_parts`."""
+        tasks = []
+        for part in self._parts(len(rows)):
+            tasks.append((rows[part], at[part], times[part]))
+        return self._run(work, tasks)
+
+    def _run(self, work: Callable[..., Any], tasks: list[Any]) -> list[Any]:
+        """``work`` with the arguments of each task, by several threads if there are several."""
+        if len(tasks) == 1:
+            return [work(*tasks[0])]
+        if self.pool is None:
+            self.pool = ThreadPoolExecutor(self.threads)
+        found = [self.pool.submit(work, *task) for task in tasks]
         wait(found)  # nothing goes on behind an error
-        return [f.result() for f in found]
+        return [future.result() for future in found]
 
     def _reach(self, rows: Rows, at: Floats, times: Floats) -> Reached:
         return self.steps.reach(self.state, at - self.start, times - at, rows)
@@ -254,9 +304,7 @@ class StateRows:
     def _integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         return self.steps.integral(self.state, at - self.start, times - at, rows, self._kept)
 
-    def _absorb(
-        self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: NDArray[np.int64]
-    ) -> None:
+    def _absorb(self, rows: Rows, ahead: NDArray[Any], since: Floats, marks: Rows) -> None:
         self.steps.absorb(self.state, rows, ahead, since, marks)
 
 
@@ -271,7 +319,8 @@ class ExcitationRows:
     def __init__(self, model: Hawkes) -> None:
         self.steps = HawkesSteps(model)
         self.state = self.steps.blank(0)
-        self._before = np.zeros(0, dtype=np.int64), self.state
+        self._touched: Rows = np.zeros(0, dtype=np.int64)
+        self._before = self.state
 
     def grow(self, rows: int) -> None:
         state = self.steps.blank(rows)
@@ -282,7 +331,9 @@ class ExcitationRows:
         self.state[rows] = 0
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        return self.logs(rows, at, times), self.steps.integral(self.state[rows], times - at)
+        logs = self.logs(rows, at, times)
+        integral = self.steps.integral(self.state[rows], times - at)
+        return logs, integral
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
         return self.steps.integral(self.state[rows], times - at)
@@ -298,18 +349,19 @@ class ExcitationRows:
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
     ) -> Stop | None:
         if first is not None:
-            self._before = rows[first], self.state[rows[first]]
+            self._touched = rows[first]
+            self._before = self.state[self._touched]
         return self.steps.follow(self.state, rows, numbers, events, into)
 
     def undo(self) -> None:
-        rows, state = self._before
-        self.state[rows] = state
+        self.state[self._touched] = self._before
 
     def move(self, rows: Rows, at: Floats, times: Floats) -> None:
         self.state[rows] = self.steps.moved(self.state[rows], times - at)
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return self.steps.logs(self.steps.moved(self.state[rows], times - at))
+        state = self.steps.moved(self.state[rows], times - at)
+        return self.steps.logs(state)
 
     def take(self, rows: Rows) -> Arrays:
         return {"excitation": self.state[rows]}
@@ -330,56 +382,64 @@ class HistoryRows:
     def __init__(self, model: PointProcess, start: float, context: Context | None = None) -> None:
         self.model = in_float64(model)
         self.history = empty_history(self.model, start, context=context)
-        self.fixed = model.linear and model.settings().get("keep") is None
+        keeps_all = model.settings().get("keep") is None
+        self.fixed = model.linear and keeps_all
 
     @torch.no_grad()
     def grow(self, rows: int) -> None:
-        present = torch.arange(len(self.history.start))
-        blank = torch.zeros(rows + 1 - len(present), dtype=torch.int64)
+        count = len(self.history.start)
+        present = torch.arange(count)
+        blank = torch.zeros(rows + 1 - count, dtype=torch.int64)
         self.history = select_rows(self.history, torch.cat([present, blank]))
 
     def clear(self, rows: Rows) -> None:
-        blank = arrays_of(select_rows(self.history, torch.zeros(len(rows), dtype=torch.int64)))
-        self.put(rows, blank)
+        self.put(rows, arrays_of(self._blank(len(rows))))
 
     def score(self, rows: Rows, at: Floats, times: Floats) -> tuple[Floats, Floats]:
-        own = select_rows(self.history, torch.from_numpy(rows) + 1)
-        return log_intensities(self.model, own, times), integrals(self.model, own, at, times)
+        own = self._own(rows)
+        logs = log_intensities(self.model, own, times)
+        return logs, integrals(self.model, own, at, times)
 
     def integral(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return integrals(
-            self.model, select_rows(self.history, torch.from_numpy(rows) + 1), at, times
-        )
+        return integrals(self.model, self._own(rows), at, times)
 
     @torch.no_grad()
     def absorb(self, rows: Rows, at: Floats, events: Events) -> None:
         index = torch.from_numpy(rows) + 1
-        when = torch.from_numpy(events.times)
-        kind = torch.from_numpy(events.marks)
-        known = None if events.features is None else torch.from_numpy(events.features)
+        times = torch.from_numpy(events.times)
+        marks = torch.from_numpy(events.marks)
+        features = None
+        if events.features is not None:
+            features = torch.from_numpy(events.features)
         own = select_rows(self.history, index)
-        arrays = arrays_of(self.model.extend(own, when, kind, features=known))
-        if all(
-            a.shape[1:] == arrays[name].shape[1:] for name, a in arrays_of(self.history).items()
-        ):
+        extended = self.model.extend(own, times, marks, features=features)
+        arrays = arrays_of(extended)
+        kept = arrays_of(self.history)
+        if all(kept[name].shape[1:] == arrays[name].shape[1:] for name in kept):
             self.put(rows, arrays)
             return
         # Rows have outgrown their room: all of them go through `extend`, which widens them alike.
-        happened = torch.zeros(len(self.history.start), dtype=torch.bool)
+        count = len(self.history.start)
+        happened = torch.zeros(count, dtype=torch.bool)
         happened[index] = True
-        all_times = torch.zeros(len(happened), dtype=torch.float64)
-        all_marks = torch.zeros(len(happened), dtype=torch.int64)
-        all_times[index], all_marks[index] = when, kind
+        all_times = torch.zeros(count, dtype=torch.float64)
+        all_times[index] = times
+        all_marks = torch.zeros(count, dtype=torch.int64)
+        all_marks[index] = marks
         all_features = None
-        if known is not None:
-            all_features = torch.zeros(len(happened), known.shape[1], dtype=torch.float64)
-            all_features[index] = known
+        if features is not None:
+            all_features = torch.zeros(count, features.shape[1], dtype=torch.float64)
+            all_features[index] = features
         self.history = self.model.extend(
-            self.history, all_times, all_marks, happened, features=all_features
+            self.history,
+            all_times,
+            all_marks,
+            happened,
+            features=all_features,
         )
 
     def check(self, rows: Rows, times: Floats) -> None:
-        check_recorded(select_rows(self.history, torch.from_numpy(rows) + 1), times)
+        check_recorded(self._own(rows), times)
 
     def follow(
         self, rows: Rows, numbers: Numbers, events: Events, into: Scored, first: Rows | None
@@ -393,33 +453,39 @@ class HistoryRows:
         pass  # a history is read from its last event
 
     def logs(self, rows: Rows, at: Floats, times: Floats) -> Floats:
-        return log_intensities(
-            self.model, select_rows(self.history, torch.from_numpy(rows) + 1), times
-        )
+        return log_intensities(self.model, self._own(rows), times)
 
     def take(self, rows: Rows) -> Arrays:
-        return arrays_of(select_rows(self.history, torch.from_numpy(rows) + 1))
+        return arrays_of(self._own(rows))
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         kept = arrays_of(self.history)
-        if any(_smaller(kept[name], a) for name, a in arrays.items()):
+        if any(_smaller(kept[name], array) for name, array in arrays.items()):
             # Only a bank that is restored comes here: rows are wider than any that it has, and all
             # of them are new.
-            blank = history_from(
-                select_rows(self.history, torch.zeros(1, dtype=torch.int64)),
-                {n: a[:1] for n, a in arrays.items()},
-            )
-            self.history = select_rows(
-                blank, torch.zeros(len(self.history.start), dtype=torch.int64)
-            )
+            first = {name: array[:1] for name, array in arrays.items()}
+            blank = history_from(self._blank(1), first)
+            every = torch.zeros(len(self.history.start), dtype=torch.int64)
+            self.history = select_rows(blank, every)
             kept = arrays_of(self.history)
-        for name, a in arrays.items():
-            if a.shape[1:] != kept[name].shape[1:]:  # rows have been widened since
-                kept[name][rows + 1] = kept[name][:1]
-            corner: tuple[Any, ...] = (rows + 1, *(slice(n) for n in a.shape[1:]))
-            kept[name][corner] = a
+        for name, array in arrays.items():
+            own = kept[name]
+            widths = array.shape[1:]
+            if widths != own.shape[1:]:  # rows have been widened since
+                own[rows + 1] = own[:1]
+            corner: tuple[Any, ...] = tuple(slice(width) for width in widths)
+            own[(rows + 1, *corner)] = array
         self.history = history_from(self.history, kept)
+
+    def _own(self, rows: Rows) -> History:
+        """The histories of these rows."""
+        return select_rows(self.history, torch.from_numpy(rows) + 1)
+
+    def _blank(self, rows: int) -> History:
+        """So many histories without events."""
+        return select_rows(self.history, torch.zeros(rows, dtype=torch.int64))
 
 
 def _smaller(kept: NDArray[Any], array: NDArray[Any]) -> bool:
-    return any(size < need for size, need in zip(kept.shape[1:], array.shape[1:], strict=True))
+    widths = zip(kept.shape[1:], array.shape[1:], strict=True)
+    return any(width < needed for width, needed in widths)

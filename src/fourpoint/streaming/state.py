@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound="DataclassInstance")
 
-MAGIC, VERSION = b"fourpoint state\n", 2
+MAGIC = b"fourpoint state\n"
+VERSION = 2
 LAYOUT = struct.Struct("<IQ32s")  # version, bytes after this, their hash
 KEY = "fourpoint"  # of the metadata under which the header stands
 COMPACT: dict[str, Any] = {"separators": (",", ":"), "ensure_ascii": False}
@@ -65,8 +66,10 @@ def pack(kind: str, owner: str, header: dict[str, Any], arrays: Arrays) -> bytes
     >>> header["count"], arrays["x"].tolist()
     (3, [0.0, 1.0])
     """
-    body = to_tensors({"kind": kind, "model": owner, **header}, arrays)
-    return MAGIC + LAYOUT.pack(VERSION, len(body), hashlib.sha256(body).digest()) + body
+    about = {"kind": kind, "model": owner, **header}
+    body = to_tensors(about, arrays)
+    digest = hashlib.sha256(body).digest()
+    return MAGIC + LAYOUT.pack(VERSION, len(body), digest) + body
 
 
 def unpack(kind: str, owner: str, state: bytes) -> tuple[dict[str, Any], Arrays]:
@@ -130,11 +133,13 @@ def to_tensors(header: dict[str, Any], arrays: Arrays) -> bytes:
     """
     shapes = [(name, array.dtype, array.shape) for name, array in arrays.items()]
     order, described, pairs = _layout(tuple(shapes))
-    metadata = json.dumps({KEY: json.dumps({**header, "complex": pairs})}, **COMPACT)
+    own_header = json.dumps({**header, "complex": pairs})
+    metadata = json.dumps({KEY: own_header}, **COMPACT)
     text = f'{{"__metadata__":{metadata}{described}}}'.encode()
     text += b" " * (-len(text) % 8)
+    size = len(text).to_bytes(8, "little")
     contents = [arrays[name].tobytes() for name in order]
-    return b"".join([len(text).to_bytes(8, "little"), text, *contents])
+    return b"".join([size, text, *contents])
 
 
 @lru_cache(maxsize=256)
@@ -145,21 +150,30 @@ def _layout(
     header of safetensors, and which of them are complex.
     """
     described: list[tuple[int, str, dict[str, Any]]] = []
-    pairs = sorted(name for name, kind, _ in shapes if kind.kind == "c")
+    pairs = []
     for name, kind, shape in shapes:
-        axes = (*shape, 2) if name in pairs else shape
-        size = kind.itemsize // 2 if name in pairs else kind.itemsize
-        number = "f" if name in pairs else kind.kind
-        described.append((-size, name, {"dtype": TYPES[f"{number}{size}"], "shape": list(axes)}))
+        axes = list(shape)
+        size = kind.itemsize
+        number = kind.kind
+        if number == "c":
+            pairs.append(name)
+            axes.append(2)
+            size //= 2
+            number = "f"
+        about: dict[str, Any] = {"dtype": TYPES[f"{number}{size}"], "shape": axes}
+        described.append((-size, name, about))
     described.sort(key=lambda one: one[:2])
+    order = []
     text = ""
     end = 0
     for size, name, about in described:
         begin = end
         end -= size * math.prod(about["shape"])
-        entry = json.dumps({name: {**about, "data_offsets": [begin, end]}}, **COMPACT)
+        about = {**about, "data_offsets": [begin, end]}
+        entry = json.dumps({name: about}, **COMPACT)
         text += f",{entry[1:-1]}"
-    return [name for _, name, _ in described], text, pairs
+        order.append(name)
+    return order, text, sorted(pairs)
 
 
 def from_tensors(body: bytes) -> tuple[dict[str, Any], Arrays]:
@@ -169,7 +183,9 @@ def from_tensors(body: bytes) -> tuple[dict[str, Any], Arrays]:
 
     try:
         size = int.from_bytes(body[:8], "little")
-        listed = json.loads(body[8 : 8 + size]) if size <= len(body) - 8 else {}
+        if size > len(body) - 8:
+            raise ValueError("the header is cut short")
+        listed = json.loads(body[8 : 8 + size])
         header = json.loads(listed["__metadata__"][KEY])
         arrays = load(body)
         pairs = header.pop("complex")
@@ -192,10 +208,12 @@ def number(
 ) -> float:
     """A finite number of a header, within bounds."""
     value: Any = header.get(name)
-    if not is_finite(value) or not least <= float(value) <= most:
-        bounds = f" of at least {least:g}" if math.isfinite(least) else ""
-        raise damaged(f"a finite number {name!r}{bounds}", _shown(header, name))
-    return float(value)
+    if is_finite(value) and least <= float(value) <= most:
+        return float(value)
+    expected = f"a finite number {name!r}"
+    if math.isfinite(least):
+        expected += f" of at least {least:g}"
+    raise damaged(expected, _shown(header, name))
 
 
 def is_finite(value: object) -> bool:
@@ -208,9 +226,10 @@ def is_finite(value: object) -> bool:
 def whole(header: dict[str, Any], name: str, *, least: int = 0, most: int = 2**62) -> int:
     """A whole number of a header, within bounds."""
     value = header.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise damaged(f"a whole number {name!r} from {least:,} to {most:,}", _shown(header, name))
-    return value
+    if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
+        return value
+    expected = f"a whole number {name!r} from {least:,} to {most:,}"
+    raise damaged(expected, _shown(header, name))
 
 
 def text(header: dict[str, Any], name: str) -> str:
@@ -227,37 +246,47 @@ def check_arrays(arrays: Arrays, like: Arrays, *, fixed: bool, marks: int) -> No
     ``like`` are those of a stream without events; where memory is ``fixed`` shapes are the same for
     ever. Every number must be finite, and marks must be among the model's.
     """
+    names = ", ".join(sorted(like))
     missing = sorted(set(like) - set(arrays))
-    if missing or (fixed and set(arrays) != set(like)):
-        other = missing or sorted(set(arrays) - set(like))
-        raise damaged(
-            f"arrays {', '.join(sorted(like))}",
-            f"{'none' if missing else 'also one'} called {other[0][:60]!r}",
-        )
+    if missing:
+        raise damaged(f"arrays {names}", f"none called {missing[0][:60]!r}")
+    unknown = sorted(set(arrays) - set(like))
+    if fixed and unknown:
+        raise damaged(f"arrays {names}", f"also one called {unknown[0][:60]!r}")
     for name, array in arrays.items():
         model = like.get(name)
-        if model is not None and (array.dtype != model.dtype or array.ndim != model.ndim):
-            raise damaged(
-                f"{model.dtype} of {model.ndim} axes in {name!r}", f"{array.dtype} of {array.ndim}"
-            )
-        if fixed and model is not None and array.shape != model.shape:
-            raise damaged(f"the shape {model.shape} of {name!r}", f"{array.shape}")
+        if model is not None:
+            _check_shape(name, array, model, fixed)
         if array.dtype.kind in "fc" and not bool(np.isfinite(array).all()):
             raise damaged(f"finite numbers in {name!r}", "others")
-        if name.endswith("marks") and array.size and not (0 <= array.min() and array.max() < marks):
-            raise damaged(
-                f"marks from 0 to {marks - 1} in {name!r}", f"{array.min()} to {array.max()}"
-            )
+        if name.endswith("marks") and array.size:
+            least = array.min()
+            most = array.max()
+            if least < 0 or most >= marks:
+                expected = f"marks from 0 to {marks - 1} in {name!r}"
+                raise damaged(expected, f"{least} to {most}")
+
+
+def _check_shape(name: str, array: NDArray[Any], model: NDArray[Any], fixed: bool) -> None:
+    if array.dtype != model.dtype or array.ndim != model.ndim:
+        expected = f"{model.dtype} of {model.ndim} axes in {name!r}"
+        raise damaged(expected, f"{array.dtype} of {array.ndim}")
+    if fixed and array.shape != model.shape:
+        raise damaged(f"the shape {model.shape} of {name!r}", f"{array.shape}")
 
 
 def _as_complex(array: NDArray[Any]) -> NDArray[Any]:
     if array.dtype not in (np.float32, np.float64) or array.shape[-1] != 2:
         raise ValueError("pairs of numbers expected")
-    return array[..., 0] + 1j * array[..., 1]
+    real = array[..., 0]
+    imaginary = array[..., 1]
+    return real + 1j * imaginary
 
 
 def _shown(header: dict[str, Any], name: str) -> str:
-    return repr(header[name])[:80] if name in header else "none"
+    if name not in header:
+        return "none"
+    return repr(header[name])[:80]
 
 
 def _reason(error: BaseException) -> str:
@@ -266,13 +295,14 @@ def _reason(error: BaseException) -> str:
 
 def fingerprint(model: PointProcess) -> str:
     """A hash of the model's kind, settings, marks and weights."""
-    settings = json.dumps(
-        [type(model).__name__, model.settings(), model.marks.names], sort_keys=True, default=str
-    )
+    about = [type(model).__name__, model.settings(), model.marks.names]
+    settings = json.dumps(about, sort_keys=True, default=str)
     found = hashlib.sha256(settings.encode())
     for name, value in sorted(model.state_dict().items()):
         array = value.detach().cpu().contiguous().numpy()
-        found.update(f"{name} {array.dtype.str} {array.shape}".encode() + array.tobytes())
+        title = f"{name} {array.dtype.str} {array.shape}"
+        found.update(title.encode())
+        found.update(array.tobytes())
     return found.hexdigest()
 
 
@@ -303,18 +333,20 @@ def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
     """
     changed: dict[str, Any] = {}
     for field in dataclasses.fields(template):
-        value = getattr(template, field.name)
-        if field.name == CONTEXT and isinstance(template, History):
+        own = field.name
+        if own == CONTEXT and isinstance(template, History):
             continue
-        name = f"{prefix}.{field.name}"
-        former = f"{prefix}.{FORMER_FIELDS.get(field.name, field.name)}"
+        value = getattr(template, own)
+        name = f"{prefix}.{own}"
+        former = f"{prefix}.{FORMER_FIELDS.get(own, own)}"
         if name not in arrays and former in arrays:
             name = former
         if name in arrays:
-            changed[field.name] = torch.from_numpy(arrays[name].copy())
-        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-            inside = any(other.startswith(f"{name}.") for other in arrays)
-            changed[field.name] = history_from(value, arrays, name) if inside else None
+            changed[own] = torch.from_numpy(arrays[name].copy())
         elif isinstance(value, Tensor):
-            changed[field.name] = None
+            changed[own] = None
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            changed[own] = None
+            if any(other.startswith(f"{name}.") for other in arrays):
+                changed[own] = history_from(value, arrays, name)
     return dataclasses.replace(template, **changed)

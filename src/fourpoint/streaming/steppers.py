@@ -40,9 +40,8 @@ from fourpoint.streaming.model_queries import (
 from fourpoint.streaming.state import Arrays, arrays_of, history_from
 
 Floats = NDArray[np.float64]
-Weights = tuple[
-    Floats, NDArray[np.int64], Floats
-]  # times, marks and weights of past events, (K, N) each
+# Times, marks and weights of past events, (K, N) each.
+Weights = tuple[Floats, NDArray[np.int64], Floats]
 
 
 class Stepper(Protocol):
@@ -116,9 +115,11 @@ def check_recorded_at(stepper: Stepper, time: float) -> None:
 def score_table(model: DAPP) -> ScoreTable:
     """The model's scores in evaluation mode, as a function of lag."""
     spectrum = model.spectrum(fixed=True)
-    decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
+    decay = spectrum.decay
+    if decay is None:
+        decay = torch.zeros_like(spectrum.frequency)
     parts = (spectrum.frequency, decay, spectrum.shift, spectrum.weight)
-    frequency, decays, shift, weight = (x.detach().cpu().double().numpy() for x in parts)
+    frequency, decays, shift, weight = (part.detach().cpu().double().numpy() for part in parts)
     return ScoreTable(frequency, decays, shift, weight, float(model.time_scale))
 
 
@@ -126,29 +127,35 @@ def follow_by_steps(
     stepper: Stepper, numbers: Numbers, events: Events, into: Scored
 ) -> Stop | None:
     """:meth:`Stepper.follow` event by event: the plain counterpart of the compiled loops."""
-    for i, (time, mark) in enumerate(
-        zip(events.times.tolist(), events.marks.tolist(), strict=True)
-    ):
+    times = events.times.tolist()
+    marks = events.marks.tolist()
+    for i, time in enumerate(times):
         try:
             check_recorded_at(stepper, time)
             found, integral = stepper.score(time)
         except (Unconverged, UserError) as error:
             return Stop(i, error)
         logs: list[float] = found.tolist()
-        if not all(x < LARGEST for x in logs) or not math.isfinite(integral):
+        if not all(log < LARGEST for log in logs) or not math.isfinite(integral):
             return Stop(i, not_finite(logs, integral, time))
-        gap = float(numbers.pending[0]) + integral
+        features = None
+        if events.features is not None:
+            features = events.features[i]
         try:
-            stepper.absorb(time, mark, None if events.features is None else events.features[i])
+            stepper.absorb(time, marks[i], features)
         except UserError as error:  # features far from those of training
             return Stop(i, error)
-        into.density[i] = logs[mark] - gap
+        log_rate = logs[marks[i]]
+        gap = float(numbers.pending[0]) + integral
+        total = sum(map(math.exp, logs))
+        into.density[i] = log_rate - gap
         into.gap[i] = gap
-        into.rate[i] = sum(map(math.exp, logs))
+        into.rate[i] = total
         if into.shares.shape[1]:
-            into.shares[i] = np.exp(found) / into.rate[i]
-        numbers.at[0], numbers.pending[0] = time, 0.0
-        numbers.likelihood[0] += logs[mark] - integral
+            into.shares[i] = np.exp(found) / total
+        numbers.at[0] = time
+        numbers.pending[0] = 0.0
+        numbers.likelihood[0] += log_rate - integral
         numbers.seen[0] += 1
     return None
 
@@ -159,7 +166,9 @@ class ByHistory:
     def __init__(self, model: PointProcess, context: Context | None = None) -> None:
         self.model = in_float64(model)
         self._context = context
-        self.table = score_table(model) if isinstance(model, DAPP) and model.scanned else None
+        self.table: ScoreTable | None = None
+        if isinstance(model, DAPP) and model.scanned:
+            self.table = score_table(model)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
@@ -167,16 +176,20 @@ class ByHistory:
         self._at = start
 
     def score(self, time: float) -> tuple[Floats, float]:
-        return self.logs(time), float(
-            integrals(self.model, self._history, np.array([self._at]), np.array([time]))[0]
-        )
+        logs = self.logs(time)
+        here = np.array([self._at])
+        there = np.array([time])
+        integral = integrals(self.model, self._history, here, there)
+        return logs, float(integral[0])
 
     def logs(self, time: float) -> Floats:
         return log_intensities(self.model, self._history, np.array([time]))[0]
 
     @torch.no_grad()
     def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
-        known = None if features is None else torch.from_numpy(features)[None]
+        known = None
+        if features is not None:
+            known = torch.from_numpy(features)[None]
         self._history = self.model.extend(
             self._history,
             torch.tensor([time], dtype=torch.float64),
@@ -197,15 +210,17 @@ class ByHistory:
     ) -> Weights | None:
         if self.table is not None:
             places, scores = self.table.largest(time - times, marks, mark, top)
-            return times[places], marks[places], scores / self._whole(time, mark)[:, None]
+            shares = scores / self._whole(time, mark)[:, None]
+            return times[places], marks[places], shares
         if not self.model.has_attention:
             return None
-        own = self.model.attended(
-            self._history, torch.tensor([time], dtype=torch.float64), torch.tensor([mark])
-        )
-        past, kinds, weights = (x[0].T.detach().numpy() for x in own)
+        now = torch.tensor([time], dtype=torch.float64)
+        own = self.model.attended(self._history, now, torch.tensor([mark]))
+        past, kinds, weights = (part[0].T.detach().numpy() for part in own)
         places, found = largest(weights, top)
-        return np.take_along_axis(past, places, 1), np.take_along_axis(kinds, places, 1), found
+        past = np.take_along_axis(past, places, 1)
+        kinds = np.take_along_axis(kinds, places, 1)
+        return past, kinds, found
 
     def history(self) -> Any:
         return self._history
@@ -224,10 +239,10 @@ class ByHistory:
         history = self._history
         if history.state.shape[-1] == 1:
             return np.ones(history.state.shape[2])
-        lag = (
-            torch.tensor([[[time]]], dtype=torch.float64) - history.times[..., None]
-        ) / self.model.time_scale
-        sums = attention.read(history.parts.score, history.state, lag)
+        now = torch.tensor([[[time]]], dtype=torch.float64)
+        lag = now - history.times[..., None]
+        scaled = lag / self.model.time_scale
+        sums = attention.read(history.parts.score, history.state, scaled)
         return np.asarray(sums[0, 0, 0, :, mark, 1].numpy())
 
 
@@ -247,12 +262,19 @@ class ByStates(ByModes):
 
     def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
         self.move(time)
-        added = self.steps.added(np.array([time - self._start]), np.array([mark]))
-        self._state = self._state + added
+        since = np.array([time - self._start])
+        self._state = self._state + self.steps.added(since, np.array([mark]))
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
         rows = np.zeros(len(events.times), dtype=np.int64)
-        stopped = self.steps.follow(self._state, rows, numbers, self._start, events, into)
+        stopped = self.steps.follow(
+            self._state,
+            rows,
+            numbers,
+            self._start,
+            events,
+            into,
+        )
         self._at = float(numbers.at[0])
         self._ahead = (self._at, self._state)
         return stopped
@@ -266,13 +288,19 @@ class ByStates(ByModes):
     def history(self) -> Any:
         with eval_mode(self.model):
             blank = empty_history(self.model, self._start)
-        state = (
-            torch.from_numpy(self._state.copy()).to(blank.state.dtype).reshape(blank.state.shape)
+        state = torch.from_numpy(self._state.copy()).to(blank.state.dtype)
+        return dataclasses.replace(
+            blank,
+            times=torch.full_like(blank.times, self._at),
+            state=state.reshape(blank.state.shape),
         )
-        return dataclasses.replace(blank, times=torch.full_like(blank.times, self._at), state=state)
 
     def arrays(self) -> Arrays:
-        return {"start": np.array(self._start), "at": np.array(self._at), "state": self._state}
+        return {
+            "start": np.array(self._start),
+            "at": np.array(self._at),
+            "state": self._state,
+        }
 
     def load(self, arrays: Arrays) -> None:
         self._start = float(arrays["start"])
@@ -285,19 +313,23 @@ class ByExcitation:
     """A Hawkes process, by the sums R of its decays; its parameters are copied at first."""
 
     def __init__(self, model: Hawkes) -> None:
-        self.model, self.steps = model, HawkesSteps(model)
+        self.model = model
+        self.steps = HawkesSteps(model)
         self.restart(0.0)
 
     def restart(self, start: float) -> None:
-        self._start, self._at, self._state = start, start, self.steps.blank(1)
+        self._start = start
+        self._at = start
+        self._state = self.steps.blank(1)
 
     def score(self, time: float) -> tuple[Floats, float]:
-        return self.logs(time), float(
-            self.steps.integral(self._state, np.array([time - self._at]))[0]
-        )
+        gap = np.array([time - self._at])
+        integral = self.steps.integral(self._state, gap)
+        return self.logs(time), float(integral[0])
 
     def logs(self, time: float) -> Floats:
-        later = self.steps.moved(self._state, np.array([time - self._at]))
+        gap = np.array([time - self._at])
+        later = self.steps.moved(self._state, gap)
         return np.asarray(self.steps.logs(later)[0])
 
     def absorb(self, time: float, mark: int, features: Floats | None = None) -> None:
@@ -305,7 +337,8 @@ class ByExcitation:
         self._state[0, :, mark] += 1.0
 
     def move(self, time: float) -> None:
-        self._state = self.steps.moved(self._state, np.array([time - self._at]))
+        gap = np.array([time - self._at])
+        self._state = self.steps.moved(self._state, gap)
         self._at = time
 
     def follow(self, numbers: Numbers, events: Events, into: Scored) -> Stop | None:
@@ -323,9 +356,10 @@ class ByExcitation:
         """A copy, so that it stays as it is while the stream goes on."""
         with eval_mode(self.model):
             blank = empty_history(self.model, self._start)
-        excitation = torch.from_numpy(self._state[:, None].copy())
         return dataclasses.replace(
-            blank, times=torch.full_like(blank.times, self._at), excitation=excitation
+            blank,
+            times=torch.full_like(blank.times, self._at),
+            excitation=torch.from_numpy(self._state[:, None].copy()),
         )
 
     def arrays(self) -> Arrays:
@@ -336,7 +370,8 @@ class ByExcitation:
 
     def load(self, arrays: Arrays) -> None:
         history = history_from(self.history(), arrays)
+        excitation = history.excitation[:, -1].numpy()
         self._start = float(history.start[0])
         self._at = float(history.times[0, -1])
-        self._state = history.excitation[:, -1].numpy().copy()
+        self._state = excitation.copy()
         self.move(float(arrays["at"]))

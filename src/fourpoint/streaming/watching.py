@@ -47,12 +47,15 @@ KINDS = ("burst", "silence")
 
 def families(marks: int, *, fleet: bool) -> int:
     """How many kinds of watch share the rate of false alarms: streams, types and the fleet."""
-    return 1 + int(1 < marks <= MOST_TYPES) + int(fleet)
+    types = 1 < marks <= MOST_TYPES
+    return 1 + int(types) + int(fleet)
 
 
 def type_watch(marks: MarkSpace, alarms: float) -> TypeWatch | None:
     """The watch over the types of a mark space; None if there is one type, or too many."""
-    return TypeWatch(marks.names, alarms) if 1 < marks.count <= MOST_TYPES else None
+    if 1 < marks.count <= MOST_TYPES:
+        return TypeWatch(marks.names, alarms)
+    return None
 
 
 class TypeWatch:
@@ -72,13 +75,14 @@ class TypeWatch:
 
     def __init__(self, names: tuple[str, ...], alarms: float) -> None:
         M = len(names)
+        each = (2, M)  # more of each type, and fewer
         self.names = names
         self.threshold = math.log(2 * M * PER / alarms)
         # Running sums of the log-likelihood ratios, never reset: batches change nothing.
-        self._sums: Floats = np.zeros((2, M))
-        self._lowest: Floats = np.zeros((2, M))  # the least of them since the last alarm
-        self._highest: Floats = np.zeros((2, M))  # the largest since then, of those on hold
-        self._held: Floats = np.zeros((2, M))  # 1 after an alarm, until the change is over
+        self._sums: Floats = np.zeros(each)
+        self._lowest: Floats = np.zeros(each)  # the least of them since the last alarm
+        self._highest: Floats = np.zeros(each)  # the largest since then, of those on hold
+        self._held: Floats = np.zeros(each)  # 1 after an alarm, until the change is over
         self._totals: Floats = np.zeros(2 * M)  # per type events and expected events
         self._since: Floats = np.zeros((2, M, 2))  # the same of its own type when a sum was last 0
 
@@ -106,80 +110,108 @@ class TypeWatch:
         """Events from ``first`` on, up to the first at which a sum crosses; the place after it, or
         after the last.
         """
-        own = np.zeros(shares[first:].shape)
-        own[np.arange(len(own)), kinds[first:]] = 1.0
         p = shares[first:]
-        twice = own * LOG2 - np.log1p(p)
-        half = -own * LOG2 - np.log1p(-p / 2)
+        own = np.zeros(p.shape)
+        own[np.arange(len(own)), kinds[first:]] = 1.0
+        evidence = own * LOG2
+        twice = evidence - np.log1p(p)
+        half = -evidence - np.log1p(-p / 2)
         steps = np.stack([twice, half], 1)
-        sums = np.add.accumulate(np.concatenate([self._sums[None], steps]))[1:]
-        lowest = np.minimum.accumulate(np.concatenate([self._lowest[None], sums]))[1:]
-        highest = np.maximum.accumulate(np.concatenate([self._highest[None], sums]))[1:]
-        columns = np.concatenate([own, p * gaps[first:, None]], 1)
-        totals = np.add.accumulate(np.concatenate([self._totals[None], columns]))[1:]
+        sums = _accumulated(np.add, self._sums, steps)
+        lowest = _accumulated(np.minimum, self._lowest, sums)
+        highest = _accumulated(np.maximum, self._highest, sums)
+        expected = p * gaps[first:, None]
+        counted = np.concatenate([own, expected], 1)
+        totals = _accumulated(np.add, self._totals, counted)
         height = np.where(self._held > 0, highest - sums, sums - lowest)
-        crossed = np.flatnonzero((height >= self.threshold).any((1, 2)))
-        end = int(crossed[0]) if len(crossed) else len(p) - 1
-        looked_at = slice(end + 1)
-        self._note_zeros(sums[looked_at] <= lowest[looked_at], totals[looked_at])
+        over = height >= self.threshold
+        crossed = np.flatnonzero(over.any((1, 2)))
+        end = len(p) - 1
+        if len(crossed):
+            end = int(crossed[0])
+        zero = sums[: end + 1] <= lowest[: end + 1]
+        self._note_zeros(zero, totals[: end + 1])
         self._sums = sums[end].copy()
         self._totals = totals[end].copy()
         self._lowest = lowest[end].copy()
         self._highest = highest[end].copy()
-        for side, m in zip(*np.nonzero(height[end] >= self.threshold), strict=True):
+        place = first + end
+        for side, m in np.argwhere(over[end]).tolist():
             alarm = None
             if not self._held[side, m]:
-                alarm = self._alarm(
-                    int(side), int(m), float(times[first + end]), float(height[end, side, m])
-                )
+                time = float(times[place])
+                alarm = self._alarm(side, m, time, float(height[end, side, m]))
             if alarm is not None:
-                raised.setdefault(first + end, []).append(alarm)
+                raised.setdefault(place, []).append(alarm)
             self._held[side, m] = float(alarm is not None)
-            self._lowest[side, m] = self._highest[side, m] = self._sums[side, m]
-            self._since[side, m] = self._now(int(m))
-        return first + end + 1
+            self._lowest[side, m] = self._sums[side, m]
+            self._highest[side, m] = self._sums[side, m]
+            self._since[side, m] = self._now(m)
+        return place + 1
 
     def _note_zeros(self, zero: NDArray[np.bool_], totals: Floats) -> None:
         """Remember the totals at the last event at which each sum was 0."""
-        last = len(zero) - 1 - np.argmax(zero[::-1], axis=0)
+        from_end = np.argmax(zero[::-1], axis=0)
+        last = len(zero) - 1 - from_end
         side, m = np.nonzero(zero.any(0))
         row = last[side, m]
-        counted = totals[row, m]
-        expected = totals[row, len(self.names) + m]
-        self._since[side, m] = np.stack([counted, expected], 1)
+        self._since[side, m, 0] = totals[row, m]
+        self._since[side, m, 1] = totals[row, len(self.names) + m]
 
     def _now(self, m: int) -> Floats:
-        return self._totals[[m, len(self.names) + m]]
+        expected = len(self.names) + m
+        return self._totals[[m, expected]]
 
     def _alarm(self, side: int, m: int, time: float, height: float) -> Alarm | None:
-        own, expected = (self._now(m) - self._since[side, m]).tolist()
-        ratio = (own + 1) / (expected + 1)
-        evidence = own * LOG2 - expected if side == 0 else expected / 2 - own * LOG2
+        counted = self._now(m) - self._since[side, m]
+        own, expected = counted.tolist()
+        if side == 0:
+            evidence = own * LOG2 - expected
+        else:
+            evidence = expected / 2 - own * LOG2
         if evidence < CONFIRMED * self.threshold:
             return None
-        return Alarm(time, KINDS[side], ratio, height, self.threshold, "type", self.names[m])
+        return Alarm(
+            time=time,
+            kind=KINDS[side],
+            size=(own + 1) / (expected + 1),
+            statistic=height,
+            threshold=self.threshold,
+            of="type",
+            name=self.names[m],
+        )
 
     def state(self) -> Floats:
         """All there is to know, as one array."""
-        parts = (self._sums, self._lowest, self._highest, self._held, self._totals, self._since)
-        return np.concatenate([part.reshape(-1) for part in parts])
+        return np.concatenate([part.reshape(-1) for part in self._parts()])
+
+    def _parts(self) -> list[Floats]:
+        return [
+            self._sums,
+            self._lowest,
+            self._highest,
+            self._held,
+            self._totals,
+            self._since,
+        ]
 
     def load(self, state: Floats) -> None:
         """Go on from what :meth:`state` gave."""
-        if (
-            state.dtype != np.float64
-            or state.shape != self.state().shape
-            or not np.isfinite(state).all()
-        ):
+        former = self._parts()
+        ends = np.cumsum([part.size for part in former])
+        sound = state.dtype == np.float64 and state.shape == (ends[-1],)
+        if not sound or not np.isfinite(state).all():
             raise ValueError("not the numbers of a watch over these types")
-        each = self._sums.shape
-        shapes = [each, each, each, each, self._totals.shape, self._since.shape]
-        ends = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
-        parts = [
-            part.reshape(shape).copy()
-            for part, shape in zip(np.split(state, ends), shapes, strict=True)
-        ]
+        parts = []
+        for part, numbers in zip(former, np.split(state, ends[:-1]), strict=True):
+            parts.append(numbers.reshape(part.shape).copy())
         self._sums, self._lowest, self._highest, self._held, self._totals, self._since = parts
+
+
+def _accumulated(combine: np.ufunc, before: Floats, values: Floats) -> Floats:
+    """What there is after each of ``values`` (n, ...), one after the other, from ``before`` on."""
+    every = np.concatenate([before[None], values])
+    return combine.accumulate(every)[1:]
 
 
 class FleetWatch:
@@ -210,10 +242,11 @@ class FleetWatch:
 
     def add(self, gaps: ArrayLike) -> None:
         """More events, with the gaps before them; the first event of an entity is none of them."""
-        sums = np.append(self._ended, np.asarray(gaps, dtype=np.float64))
-        self._events += len(sums) - 1
+        new = np.asarray(gaps, dtype=np.float64)
+        self._events += new.size
         # One after the other, so that batches change nothing.
-        self._ended = float(np.add.accumulate(sums)[-1])
+        ended = np.add.accumulate(np.append(self._ended, new))
+        self._ended = float(ended[-1])
 
     def forget(self) -> None:
         """Entities are out of sight: begin anew when all are seen again."""
@@ -229,7 +262,9 @@ class FleetWatch:
         """All entities up to ``time``, with the integrals since their last events in ``pending``:
         the alarms. ``counted`` is what :meth:`counted` was at that time, now by default.
         """
-        seen, ended = self.counted() if counted is None else counted
+        if counted is None:
+            counted = self.counted()
+        seen, ended = counted
         now = np.array([float(seen), ended + pending])
         if not self._known:
             self._at = now
@@ -241,23 +276,23 @@ class FleetWatch:
         events, integral = (now - self._at).tolist()
         self._at = now
         steps = np.array([events * LOG2 - integral, integral / 2 - events * LOG2])
-        self._sums = np.maximum(self._sums + np.where(self._held > 0, -steps, steps), 0.0)
+        steps = np.where(self._held > 0, -steps, steps)
+        self._sums = np.maximum(self._sums + steps, 0.0)
         raised = []
         for side in range(2):
-            if self._sums[side] >= self.limits[side]:
+            height = float(self._sums[side])
+            if height >= self.limits[side]:
                 if not self._held[side]:
                     own, expected = (now - self._since[side]).tolist()
-                    ratio = (own + 1) / (expected + 1)
-                    raised.append(
-                        Alarm(
-                            time,
-                            KINDS[side],
-                            ratio,
-                            float(self._sums[side]),
-                            self.limits[side],
-                            "fleet",
-                        )
+                    alarm = Alarm(
+                        time=time,
+                        kind=KINDS[side],
+                        size=(own + 1) / (expected + 1),
+                        statistic=height,
+                        threshold=self.limits[side],
+                        of="fleet",
                     )
+                    raised.append(alarm)
                 self._held[side] = 1.0 - self._held[side]
                 self._sums[side] = 0.0
             if self._sums[side] <= 0.0:
@@ -266,23 +301,25 @@ class FleetWatch:
 
     def state(self) -> dict[str, Any]:
         """All there is to know."""
-        arrays = {
+        return {
+            "events": self._events,
+            "ended": self._ended,
+            "known": self._known,
             "at": self._at.tolist(),
             "sums": self._sums.tolist(),
             "held": self._held.tolist(),
             "since": self._since.tolist(),
         }
-        return {"events": self._events, "ended": self._ended, "known": self._known, **arrays}
 
     def load(self, state: dict[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
         self._events = int(state["events"])
         self._ended = float(state["ended"])
         self._known = bool(state["known"])
-        names = ("at", "sums", "held", "since")
-        self._at, self._sums, self._held, self._since = (
-            np.array(state[name], dtype=np.float64) for name in names
-        )
+        self._at = np.array(state["at"], dtype=np.float64)
+        self._sums = np.array(state["sums"], dtype=np.float64)
+        self._held = np.array(state["held"], dtype=np.float64)
+        self._since = np.array(state["since"], dtype=np.float64)
 
 
 class FleetLook:
@@ -315,13 +352,16 @@ class FleetLook:
         """Make room for ``rows`` in all."""
         more = rows - len(self.pending)
         if more > 0:
-            self.pending = np.concatenate([self.pending, np.full(more, np.nan)])
-            self.passed = np.concatenate([self.passed, np.zeros(more, dtype=bool)])
+            unknown = np.full(more, np.nan)
+            self.pending = np.concatenate([self.pending, unknown])
+            not_passed = np.zeros(more, dtype=bool)
+            self.passed = np.concatenate([self.passed, not_passed])
 
     def add_noted(self, rows: Counts, names: list[str]) -> None:
         """Entities that have an event after the look began."""
         self.passed[rows] = True
-        self.noted |= dict(zip(names, self.pending[rows].tolist(), strict=True))
+        pending = self.pending[rows].tolist()
+        self.noted.update(zip(names, pending, strict=True))
 
     def add_newcomers(self, rows: Counts, names: list[str]) -> None:
         """Entities whose first event came after the look began."""
@@ -347,9 +387,12 @@ class FleetLook:
     @staticmethod
     def restore(state: dict[str, Any], pending: Floats) -> FleetLook:
         """The look whose :meth:`state` this is. Raises ValueError for what no look can be."""
+        time = state["time"]
+        events = state["events"]
+        ended = state["ended"]
+        slices = state["slices"]
         noted = state["noted"]
         newcomers = state["newcomers"]
-        slices = state["slices"]
         names = [*noted, *newcomers]
         sound = (
             all(isinstance(name, str) and name for name in names)
@@ -357,14 +400,16 @@ class FleetLook:
             and pending.dtype == np.float64
             and pending.shape == (len(noted),)
             and bool((pending >= 0).all())
-            and type(state["events"]) is int
+            and type(events) is int
             and type(slices) is int
-            and min(state["events"], slices - 1) >= 0
-            and all(math.isfinite(state[name]) for name in ("time", "ended"))
+            and events >= 0
+            and slices >= 1
+            and math.isfinite(time)
+            and math.isfinite(ended)
         )
         if not sound:
             raise ValueError("not the numbers of a look")
-        found = FleetLook(float(state["time"]), state["events"], float(state["ended"]), slices)
+        found = FleetLook(float(time), events, float(ended), slices)
         found.noted = dict(zip(noted, pending.tolist(), strict=True))
         found.newcomers = dict.fromkeys(newcomers)
         found.silences = tuple(Alarm(**alarm) for alarm in state["silences"])
@@ -378,5 +423,7 @@ def shares_of(logs: Floats) -> Floats:
     >>> shares_of(np.log([[1.0, 3.0]])).tolist()
     [[0.25, 0.75]]
     """
-    rates = np.exp(logs - logs.max(1, keepdims=True))
-    return np.asarray(rates / rates.sum(1, keepdims=True))
+    largest = logs.max(1, keepdims=True)
+    rates = np.exp(logs - largest)
+    total = rates.sum(1, keepdims=True)
+    return np.asarray(rates / total)

@@ -51,13 +51,16 @@ SELDOM = (TREND, "quarterhour")  # that are kept only if their gain is larger th
 # events of each type, on average, per quarter of an hour or hour of the week, from which each has a
 # number
 PER_SLOT = 10
-LONGER, SILENT = 4.0, 20  # silences of a type at the ends of a log
+LONGER = 4.0  # a silence of a type at an end of a log, by its longest other one
+SILENT = 20  # events that would be expected in it
 MOST_SLOTS = 10_000  # quarters of an hour of a log whose weeks differ (covariates, months)
 FEWEST = 30  # events below which nothing is tried
 MOST_EVENTS = 100_000  # training events that are looked at
 STEPS = (86400.0, 43200.0, 21600.0, 14400.0, 7200.0)  # resolutions coarser than an hour
-LOOKED_AT, NEARLY_ALL = 20_000, 0.98  # events whose times are looked at, and a share of them
-UNITS, FOLDS = 60, 5  # blocks of time, and parts of them that are held out together
+LOOKED_AT = 20_000  # events whose times are looked at
+NEARLY_ALL = 0.98  # of them
+UNITS = 60  # blocks of time
+FOLDS = 5  # parts of them that are held out together
 DEV_UNITS = 20
 
 
@@ -92,8 +95,11 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
         return Chosen(effects_of(train))
     whole = effects_of(train, tried)
     blocks = blocks_of(train.some(MOST_EVENTS, seed=0), whole, UNITS)
-    other = blocks_of(dev, whole, DEV_UNITS) if dev.scored_events else None
-    events = len(blocks.of_events) + (0 if other is None else len(other.of_events))
+    events = len(blocks.of_events)
+    other = None
+    if dev.scored_events:
+        other = blocks_of(dev, whole, DEV_UNITS)
+        events += len(other.of_events)
     before = held_out_scores(blocks, whole, effects_of(train), FOLDS, other)
     names: list[str] = []
     said = []
@@ -104,7 +110,8 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
         if _worthwhile(name, torch.from_numpy(gain)):
             names.append(name)
             before = scores
-            said.append(f"{name} (+{float(np.sum(gain)) / events:.4f} nats per held-out event)")
+            per_event = float(np.sum(gain)) / events
+            said.append(f"{name} (+{per_event:.4f} nats per held-out event)")
     if TREND in tried and TREND not in names and begun_or_ended(train):
         # The rates of types change, which the sum over types need not show.
         names.append(TREND)
@@ -132,21 +139,23 @@ def begun_or_ended(data: Dataset) -> list[str]:
     if len(data) != 1 or data.marks.count < 2:
         return found
     sequence = data[0]
+    dates = data.dates(0)
     for mark, name in enumerate(data.marks.names):
         times = sequence.times[sequence.marks == mark]
         if len(times) < SILENT:
             continue
+        first = float(times[0])
+        last = float(times[-1])
         longest = float(np.diff(times).max())
-        rate = len(times) / float(times[-1] - times[0] + longest)
+        rate = len(times) / (last - first + longest)
         for silence, word, at in (
-            (times[0] - sequence.start, "first", times[0]),
-            (sequence.stop - times[-1], "last", times[-1]),
+            (first - sequence.start, "first", first),
+            (sequence.stop - last, "last", last),
         ):
             if silence > LONGER * longest and silence * rate >= SILENT:
-                when = shown(data.dates(0), float(at))
                 found.append(
-                    f"the {word} event of {name} is at {when}: without a term trend, its rate is "
-                    "the mean over the whole window (--window states a part of the log)"
+                    f"the {word} event of {name} is at {shown(dates, at)}: without a term trend, "
+                    "its rate is the mean over the whole window (--window states a part of the log)"
                 )
     return found
 
@@ -159,9 +168,8 @@ def drifts(data: Dataset) -> bool:
     whole = effects_of(data, [*rhythms, TREND], covariates=False)
     plain = effects_of(data, rhythms, covariates=False)
     blocks = blocks_of(data.some(MOST_EVENTS, seed=0), whole, UNITS)
-    with_trend, without = (
-        held_out_scores(blocks, whole, spec, FOLDS, None) for spec in (whole, plain)
-    )
+    with_trend = held_out_scores(blocks, whole, whole, FOLDS, None)
+    without = held_out_scores(blocks, whole, plain, FOLDS, None)
     gain = torch.from_numpy(with_trend - without)
     return float(gain.sum()) > standard_error(gain)
 
@@ -184,27 +192,28 @@ def tried_terms(data: Dataset) -> list[str]:
     """
     covered = covered_seconds(data)
     finest = timestamp_step(data)
-    names = [
-        name
-        for name, needed in TRIED.items()
-        if covered >= needed and term_resolution(name) >= finest
-    ]
+    names = []
+    for name, needed in TRIED.items():
+        if covered >= needed and term_resolution(name) >= finest:
+            names.append(name)
     context = data.context
     varying = "month" in names or (context is not None and context.covariates is not None)
     too_long = varying and covered >= MOST_SLOTS * 900
     each = data.scored_events / data.marks.count  # every type has numbers of its own
-    if each < PER_SLOT * PERIODIC["quarterhour"].intervals or too_long:
-        names = [name for name in names if name != "quarterhour"]
-    few = each < PER_SLOT * PERIODIC["weekhour"].intervals
-    left_out = "weekhour" if few else "week"
-    return [name for name in names if name != left_out]
+    left_out = ["week"]
+    if each < PER_SLOT * PERIODIC["weekhour"].intervals:
+        left_out = ["weekhour"]
+    if too_long or each < PER_SLOT * PERIODIC["quarterhour"].intervals:
+        left_out.append("quarterhour")
+    return [name for name in names if name not in left_out]
 
 
 def term_resolution(name: str) -> float:
     """Seconds within which a term of the calendar tells times apart."""
     if name == TREND:
         return 86400.0
-    return PERIODIC[name].period / PERIODIC[name].intervals
+    term = PERIODIC[name]
+    return term.period / term.intervals
 
 
 def timestamp_step(data: Dataset) -> float:
@@ -217,9 +226,12 @@ def timestamp_step(data: Dataset) -> float:
     assert data.context is not None and data.context.origin is not None
     spec = effects_of(data, ("hour",), covariates=False)
     row = np.repeat(np.arange(len(data)), data.lengths)
-    some = np.unique(np.linspace(0, data.events - 1, min(data.events, LOOKED_AT)).astype(np.int64))
-    known = data.context.without("covariates", "exposure").at_each(row[some], data.times[some])
-    local = Effects(spec, 1).local_seconds(torch.from_numpy(data.times[some].copy()), known).numpy()
+    spread = np.linspace(0, data.events - 1, min(data.events, LOOKED_AT))
+    some = np.unique(spread.astype(np.int64))
+    times = data.times[some].copy()
+    known = data.context.without("covariates", "exposure").at_each(row[some], times)
+    seconds = Effects(spec, 1).local_seconds(torch.from_numpy(times), known)
+    local = seconds.numpy()
     for step in STEPS:
         off = np.abs(local - step * np.round(local / step))
         if np.mean(off < 0.5) >= NEARLY_ALL:

@@ -25,6 +25,7 @@ from fourpoint.inference.likelihood import gap_log_likelihoods
 from fourpoint.models.base import PointProcess
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 FOLDS = 5
 FEW_SEQUENCES = 30  # below this number sequences are cut by time
@@ -45,7 +46,7 @@ class Scores:
     total: Floats  # (U,)
     integral: Floats  # (U,)
     logs: Floats  # (E,)
-    unit: NDArray[np.int64]  # (E,)
+    unit: Integers  # (E,)
 
     def first_order(self, simple: Scores) -> Floats:
         r"""By unit, the derivative of the log-likelihood as one moves from a ``simple`` model's
@@ -58,9 +59,11 @@ class Scores:
         their difference in log-likelihood, with about the same standard deviation: it sees weak
         effects that the difference itself does not.
         """
-        ratio = np.expm1(np.minimum(self.logs - simple.logs, MOST_RATIO))
-        gained = np.bincount(self.unit, ratio, len(self.total))
-        return np.asarray(gained - (self.integral - simple.integral))
+        log_ratio = self.logs - simple.logs
+        excess = np.expm1(np.minimum(log_ratio, MOST_RATIO))
+        gained = np.bincount(self.unit, excess, len(self.total))
+        expected = self.integral - simple.integral
+        return np.asarray(gained - expected)
 
 
 @dataclass(frozen=True)
@@ -68,8 +71,8 @@ class Days:
     """Of D days: the events that a model without memory expects, those observed, and the unit."""
 
     expected: Floats  # (D,)
-    observed: NDArray[np.int64]  # (D,)
-    unit: NDArray[np.int64]  # (D,)
+    observed: Integers  # (D,)
+    unit: Integers  # (D,)
 
     def gains(self, shape: float) -> Floats:
         r"""The logarithm of the likelihood ratio of every day, for a gamma factor of its rate with
@@ -79,9 +82,13 @@ class Days:
         """
         from scipy.special import gammaln
 
-        a, N, mass = shape, self.observed, self.expected
-        gamma = gammaln(a + N) - gammaln(a) - N * np.log(a)
-        return np.asarray(gamma - (a + N) * np.log1p(mass / a) + mass)
+        a = shape
+        N = self.observed
+        mass = self.expected
+        gamma = gammaln(a + N) - gammaln(a)
+        gamma = gamma - N * np.log(a)
+        damping = (a + N) * np.log1p(mass / a)
+        return np.asarray(gamma - damping + mass)
 
 
 def shape_of_days(parts: list[Days]) -> float:
@@ -89,9 +96,12 @@ def shape_of_days(parts: list[Days]) -> float:
     from scipy.optimize import minimize_scalar
 
     def loss(log_shape: float) -> float:
-        return -sum(float(part.gains(float(np.exp(log_shape))).sum()) for part in parts)
+        shape = float(np.exp(log_shape))
+        gains = [float(part.gains(shape).sum()) for part in parts]
+        return -sum(gains)
 
-    return float(np.exp(minimize_scalar(loss, bounds=(-3.0, 12.0), method="bounded").x))
+    best = minimize_scalar(loss, bounds=(-3.0, 12.0), method="bounded")
+    return float(np.exp(best.x))
 
 
 @dataclass(frozen=True)
@@ -111,24 +121,33 @@ class Fold:
     def scores(self, model: PointProcess) -> Scores:
         """The scores of a model, by unit."""
         model.eval()
+        sequences = len(self.test)
         count = self._units_per_sequence
-        total = np.zeros((len(self.test), count))
-        integral = np.zeros((len(self.test), count))
-        logs: list[Floats] = [np.zeros(0)] * len(self.test)
-        units: list[NDArray[np.int64]] = [np.zeros(0, dtype=np.int64)] * len(self.test)
+        total = np.zeros((sequences, count))
+        integral = np.zeros((sequences, count))
+        logs: list[Floats] = [np.zeros(0)] * sequences
+        units: list[Integers] = [np.zeros(0, dtype=np.int64)] * sequences
         for rows in self.test.batches(AT_ONCE):
             batch = self.test.batch(rows)
             found = gap_log_likelihoods(model, batch, tolerance=TOLERANCE)
-            own_logs, own_integrals = (part.numpy() for part in found)
+            log_rates = found[0].numpy()
+            integrals = found[1].numpy()
+            gains = log_rates - integrals
             ends = batch.edges[:, 1:].numpy()
             scored = np.pad(batch.scored.numpy(), ((0, 0), (0, 1)))
             for i, row in enumerate(rows.tolist()):
                 unit = self._unit_of(row, ends[i])
-                np.add.at(total[row], unit, own_logs[i] - own_integrals[i])
-                np.add.at(integral[row], unit, own_integrals[i])
-                logs[row] = own_logs[i][scored[i]]
-                units[row] = row * count + unit[scored[i]]
-        return Scores(total.ravel(), integral.ravel(), np.concatenate(logs), np.concatenate(units))
+                np.add.at(total[row], unit, gains[i])
+                np.add.at(integral[row], unit, integrals[i])
+                own = scored[i]
+                logs[row] = log_rates[i][own]
+                units[row] = row * count + unit[own]
+        return Scores(
+            total=total.ravel(),
+            integral=integral.ravel(),
+            logs=np.concatenate(logs),
+            unit=np.concatenate(units),
+        )
 
     def by_day(self, model: PointProcess) -> Days | None:
         """Expected and observed events of the days of the part under a model whose counts have a
@@ -136,18 +155,26 @@ class Fold:
         """
         if self.days is None or self.edges is None:
             return None
-        expected, observed, units = [], [], []
-        for row, (sequence, edges) in enumerate(zip(self.test, self.days, strict=True)):
-            law = model.count_law(sequence.batch(), edges[None])
+        expected = []
+        observed = []
+        units = []
+        for row, sequence in enumerate(self.test):
+            ends = self.days[row]
+            law = model.count_law(sequence.batch(), ends[None])
             if law is None:
                 return None
             expected.append(law.mean[0].sum(1))
-            times = sequence.times[sequence.times >= edges[0]]
-            observed.append(np.bincount(block_of(edges, times), minlength=len(edges) - 1))
-            middle = (edges[1:] + edges[:-1]) / 2
-            units.append(row * self._units_per_sequence + block_of(self.edges[row], middle))
-        parts = (np.concatenate(part) for part in (expected, observed, units))
-        return Days(*parts)
+            times = sequence.times
+            day = block_of(ends, times[times >= ends[0]])
+            observed.append(np.bincount(day, minlength=len(ends) - 1))
+            middle = (ends[1:] + ends[:-1]) / 2
+            unit = block_of(self.edges[row], middle)
+            units.append(row * self._units_per_sequence + unit)
+        return Days(
+            expected=np.concatenate(expected),
+            observed=np.concatenate(observed),
+            unit=np.concatenate(units),
+        )
 
     def beginning(self, most: int) -> tuple[Fold, NDArray[np.bool_]]:
         """The fold with the first units of its part, about ``most`` events in all, and which units
@@ -159,11 +186,12 @@ class Fold:
         if self.edges is None:
             kept = np.cumsum(self.events) <= most
             kept[0] = True
-            chosen = np.flatnonzero(kept)
-            return replace(self, test=self.test.select(chosen), events=self.events[kept]), kept
+            chosen = self.test.select(np.flatnonzero(kept))
+            return replace(self, test=chosen, events=self.events[kept]), kept
         count = self._units_per_sequence
         table = self.events.reshape(-1, count)
-        last = max(1, int(np.count_nonzero(np.cumsum(table.sum(0)) <= most)))
+        up_to = np.cumsum(table.sum(0))
+        last = max(1, int(np.count_nonzero(up_to <= most)))
         low = self.edges[:, 0]
         high = self.edges[:, last]
         part = replace(
@@ -173,31 +201,36 @@ class Fold:
             events=table[:, :last].ravel(),
             days=None,
         )
-        kept = np.broadcast_to(np.arange(count) < last, table.shape).ravel()
-        return part, kept
+        within = np.arange(count) < last
+        kept = np.broadcast_to(within, table.shape)
+        return part, kept.ravel()
 
     @property
     def _units_per_sequence(self) -> int:
-        return 1 if self.edges is None else self.edges.shape[1] - 1
+        if self.edges is None:
+            return 1
+        return self.edges.shape[1] - 1
 
-    def _unit_of(self, row: int, times: Floats) -> NDArray[np.int64]:
+    def _unit_of(self, row: int, times: Floats) -> Integers:
         if self.edges is None:
             return np.zeros(len(times), dtype=np.int64)
         return block_of(self.edges[row], times)
 
 
-def block_of(edges: Floats, times: Floats) -> NDArray[np.int64]:
+def block_of(edges: Floats, times: Floats) -> Integers:
     """The block that each time lies in; times outside belong to the nearest."""
+    last = len(edges) - 2
     found = np.searchsorted(edges, times, side="right") - 1
-    return np.clip(found, 0, len(edges) - 2)
+    return np.clip(found, 0, last)
 
 
 def folds_of(data: Dataset, seed: int) -> list[Fold]:
     """The folds of ``data``, the last one first: of a log it is its end."""
-    if data.splits is not None and (data.splits == "test").any():
-        kept = data.select(np.flatnonzero(data.splits != "test"))
-        if len(kept):
-            return [_by_sequence(kept, data.part("test"))]
+    if data.splits is not None:
+        held_out = data.splits == "test"
+        if held_out.any() and not held_out.all():
+            train = data.select(np.flatnonzero(~held_out))
+            return [_by_sequence(train, data.part("test"))]
     if len(data) >= FEW_SEQUENCES:
         return list(_dealt(data, seed))
     return list(_cut(data))
@@ -205,15 +238,21 @@ def folds_of(data: Dataset, seed: int) -> list[Fold]:
 
 def _dealt(data: Dataset, seed: int) -> Iterator[Fold]:
     """Folds of whole sequences."""
-    order = np.random.default_rng(seed).permutation(len(data))
-    parts = [np.sort(part) for part in np.array_split(order, FOLDS)]
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(data))
+    part_of = np.empty(len(data), dtype=np.int64)
+    for k, part in enumerate(np.array_split(order, FOLDS)):
+        part_of[part] = k
     for k in reversed(range(FOLDS)):
-        others = np.sort(np.concatenate(parts[:k] + parts[k + 1 :]))
-        yield _by_sequence(data.select(others), data.select(parts[k]))
+        held_out = part_of == k
+        train = data.select(np.flatnonzero(~held_out))
+        test = data.select(np.flatnonzero(held_out))
+        yield _by_sequence(train, test)
 
 
 def _by_sequence(train: Dataset, test: Dataset) -> Fold:
-    return Fold(train, test, None, test.scored_lengths.astype(np.float64))
+    events = test.scored_lengths.astype(np.float64)
+    return Fold(train, test, edges=None, events=events)
 
 
 def _cut(data: Dataset) -> Iterator[Fold]:
@@ -223,28 +262,57 @@ def _cut(data: Dataset) -> Iterator[Fold]:
     if data.context is not None and data.context.scored_from is not None:
         begin = np.maximum(begin, data.context.scored_from)
     days = days_of(data, begin)
+    width = (data.stops - begin) / FOLDS
     for k in reversed(range(FOLDS)):
-        own = None
         if days is None:
-            width = (data.stops - begin) / FOLDS
+            own = None
             low = begin + k * width
-            high = data.stops if k == FOLDS - 1 else begin + (k + 1) * width
+            high = begin + (k + 1) * width
+            if k == FOLDS - 1:
+                high = data.stops
             shares = np.linspace(0.0, 1.0, blocks + 1)
-            edges = low[:, None] + (high - low)[:, None] * shares
+            lengths = (high - low)[:, None]
+            edges = low[:, None] + lengths * shares
         else:
             own = tuple(_share(ends, FOLDS, k) for ends in days)
-            low, high = (np.array([ends[side] for ends in own]) for side in (0, -1))
-            count = min(blocks, *(len(ends) - 1 for ends in own))
-            edges = np.stack([ends[_cuts(len(ends) - 1, count)] for ends in own])
+            edges = _blocks_of_days(own, blocks)
+            low = edges[:, 0]
+            high = edges[:, -1]
         test = between(data, low, high)
-        parts = [between(data, begin, low)] if k > 0 else []
+        train = []
+        if k > 0:
+            train.append(between(data, begin, low))
         if k < FOLDS - 1:
-            parts.append(between(data, high, data.stops))
-        events = np.zeros((len(data), edges.shape[1] - 1))
-        for row, sequence in enumerate(test):
-            times = sequence.times[sequence.times >= low[row]]
-            np.add.at(events[row], block_of(edges[row], times), 1.0)
-        yield Fold(_joined(parts, data), test, edges, events.ravel(), own)
+            train.append(between(data, high, data.stops))
+        yield Fold(
+            train=_joined(train, data),
+            test=test,
+            edges=edges,
+            events=_events_of_blocks(test, edges),
+            days=own,
+        )
+
+
+def _events_of_blocks(data: Dataset, edges: Floats) -> Floats:
+    """How many events each block of each sequence has, one sequence after the other."""
+    counts = []
+    for row, sequence in enumerate(data):
+        own = edges[row]
+        times = sequence.times
+        block = block_of(own, times[times >= own[0]])
+        counts.append(np.bincount(block, minlength=len(own) - 1))
+    return np.concatenate(counts).astype(np.float64)
+
+
+def _blocks_of_days(days: tuple[Floats, ...], most: int) -> Floats:
+    """The edges of blocks of whole days, at most ``most`` for each sequence: (S, U + 1)."""
+    fewest = min(len(ends) - 1 for ends in days)
+    count = min(most, fewest)
+    found = []
+    for ends in days:
+        cuts = _cuts(len(ends) - 1, count)
+        found.append(ends[cuts])
+    return np.stack(found)
 
 
 def days_of(data: Dataset, begin: Floats) -> tuple[Floats, ...] | None:
@@ -252,11 +320,11 @@ def days_of(data: Dataset, begin: Floats) -> tuple[Floats, ...] | None:
     a sequence has fewer than LEAST_DAYS.
     """
     found = []
-    for row in range(len(data)):
+    for row, stop in enumerate(data.stops.tolist()):
         dates = data.dates(row)
         if dates is None:
             return None
-        ends = dates.clock_edges(float(begin[row]), float(data.stops[row]), "1d")
+        ends = dates.clock_edges(float(begin[row]), stop, "1d")
         if ends is None or len(ends) <= LEAST_DAYS:
             return None
         found.append(ends)
@@ -266,40 +334,65 @@ def days_of(data: Dataset, begin: Floats) -> tuple[Floats, ...] | None:
 def _share(ends: Floats, parts: int, k: int) -> Floats:
     """The ends of the days in part ``k`` of so many."""
     cuts = _cuts(len(ends) - 1, parts)
-    return ends[cuts[k] : cuts[k + 1] + 1]
+    first = cuts[k]
+    last = cuts[k + 1]
+    return ends[first : last + 1]
 
 
-def _cuts(count: int, parts: int) -> NDArray[np.int64]:
+def _cuts(count: int, parts: int) -> Integers:
     """Where ``count`` things are cut into parts of about equal size."""
-    return np.round(np.linspace(0, count, parts + 1)).astype(np.int64)
+    exact = np.linspace(0, count, parts + 1)
+    return np.round(exact).astype(np.int64)
 
 
 def between(data: Dataset, low: Floats, high: Floats) -> Dataset:
     """Every sequence from ``low`` to ``high``, with the events before ``low`` as history."""
     found = []
-    for sequence, begin, end in zip(data, low.tolist(), high.tolist(), strict=True):
-        found.append(_piece(sequence, begin, end))
+    for row, sequence in enumerate(data):
+        piece = _piece(sequence, float(low[row]), float(high[row]))
+        found.append(piece)
     return _joined_sequences(found, data)
 
 
 def _piece(sequence: Sequence, begin: float, end: float) -> Sequence:
     times = sequence.times
-    whole = end >= sequence.stop
-    last = len(times) if whole else int(np.searchsorted(times, end))
-    first = max(0, int(np.searchsorted(times, begin)) - REMEMBERED)
-    start = sequence.start if first == 0 else float(times[first - 1])
-    inferred = sequence.inferred and whole
-    stop = sequence.stop if whole else end
-    return sequence.piece(slice(first, last), start, stop, inferred=inferred).scored_after(begin)
+    start = sequence.start
+    stop = sequence.stop
+    last = len(times)
+    whole = end >= stop
+    if not whole:
+        stop = end
+        last = int(np.searchsorted(times, end))
+    first = int(np.searchsorted(times, begin)) - REMEMBERED
+    if first > 0:
+        start = float(times[first - 1])
+    part = sequence.piece(
+        slice(max(0, first), last),
+        start,
+        stop,
+        inferred=sequence.inferred and whole,
+    )
+    return part.scored_after(begin)
 
 
 def _joined(parts: list[Dataset], like: Dataset) -> Dataset:
-    return _joined_sequences([one for part in parts for one in part], like)
+    sequences: list[Sequence] = []
+    for part in parts:
+        sequences.extend(part)
+    return _joined_sequences(sequences, like)
 
 
 def _joined_sequences(sequences: list[Sequence], like: Dataset) -> Dataset:
-    found = Dataset.from_sequences(sequences, unit=like.unit, name=like.name)
-    return replace(found, log=like.log, feature_names=like.feature_names)
+    found = Dataset.from_sequences(
+        sequences,
+        unit=like.unit,
+        name=like.name,
+    )
+    return replace(
+        found,
+        log=like.log,
+        feature_names=like.feature_names,
+    )
 
 
 # ---------------------------------------------------------------------- paired differences
@@ -313,8 +406,11 @@ def z_score(values: Floats) -> float:
     """
     if len(values) < 2:
         return 0.0
-    error = float(np.std(values, ddof=1) * np.sqrt(len(values)))
-    return float(values.sum()) / error if error > 0 else 0.0
+    deviation = np.std(values, ddof=1)
+    error = float(deviation * np.sqrt(len(values)))
+    if error > 0:
+        return float(values.sum()) / error
+    return 0.0
 
 
 def local_variation(data: Dataset) -> tuple[float, float]:
@@ -332,44 +428,65 @@ def local_variation(data: Dataset) -> tuple[float, float]:
     0.0
     """
     gaps = np.diff(data.times)
-    place = np.arange(data.events) - np.repeat(data.offsets[:-1], data.lengths)
+    offset = np.repeat(data.offsets[:-1], data.lengths)
+    place = np.arange(data.events) - offset
     last = np.repeat(data.lengths, data.lengths) - 1
-    first = np.flatnonzero((place % 2 == 0) & (place + 2 <= last))
-    a, b = gaps[first], gaps[first + 1]
+    every_second = place % 2 == 0
+    complete = place + 2 <= last  # both gaps end within the sequence
+    first = np.flatnonzero(every_second & complete)
+    a = gaps[first]
+    b = gaps[first + 1]
     some = a + b > 0
-    if not some.any():
+    pairs = some.sum()
+    if pairs == 0:
         return 1.0, np.inf
-    share = (a[some] - b[some]) / (a[some] + b[some])  # uniform on (-1, 1) if a and b are alike
-    return float(3 * np.mean(share**2)), float(np.sqrt(0.8 / some.sum()))
+    a = a[some]
+    b = b[some]
+    share = (a - b) / (a + b)  # uniform on (-1, 1) if a and b are alike
+    variation = float(3 * np.mean(share**2))
+    error = float(np.sqrt(0.8 / pairs))
+    return variation, error
 
 
 def with_levels(data: Dataset, levels: list[tuple[tuple[Floats, ...] | None, Floats]]) -> Dataset:
     """The data with an exposure of its days: ``levels`` are the ends of days of every sequence in
     parts of the data, in any order, and the level of each day of a part, row after row.
     """
-    known = data.context
+    context = data.context
+    if context is None:
+        context = Context()
     parts = []
     for row in range(len(data)):
-        times, values = [], []
-        for ends, level in levels:
-            assert ends is not None
-            first = sum(len(own) - 1 for own in ends[:row])
-            times.append(ends[row][:-1])
-            values.append(level[first : first + len(ends[row]) - 1])
-        begins, value = np.concatenate(times), np.concatenate(values)
-        order = np.argsort(begins)
-        begins, value = begins[order], value[order]
-        every = begins
-        exposure = np.ones(len(begins))
-        if known is not None and known.exposure is not None:
-            own = known.exposure.row(row)
-            every = np.union1d(begins, known.exposure.times[own])
-            exposure = known.exposure.at(row, every)[:, 0]
-        place = np.maximum(np.searchsorted(begins, every, side="right") - 1, 0)
-        joint = (exposure * value[place])[:, None]
-        parts.append(Steps(("exposure",), every, joint, np.array([0, len(every)])))
-    context = Context() if known is None else known
-    return replace(data, context=replace(context, exposure=Steps.join(parts)))
+        days, level = _levels_of_sequence(levels, row)
+        times = days
+        exposure = np.ones(len(days))
+        if context.exposure is not None:
+            own = context.exposure.row(row)
+            times = np.union1d(days, context.exposure.times[own])
+            exposure = context.exposure.at(row, times)[:, 0]
+        day = np.searchsorted(days, times, side="right") - 1
+        joint = exposure * level[np.maximum(day, 0)]
+        offsets = np.array([0, len(times)])
+        parts.append(Steps(("exposure",), times, joint[:, None], offsets))
+    context = replace(context, exposure=Steps.join(parts))
+    return replace(data, context=context)
+
+
+def _levels_of_sequence(
+    levels: list[tuple[tuple[Floats, ...] | None, Floats]], row: int
+) -> tuple[Floats, Floats]:
+    """The beginnings of the days of one sequence in the order of time, and their levels."""
+    times = []
+    values = []
+    for ends, level in levels:
+        assert ends is not None
+        first = sum(len(own) - 1 for own in ends[:row])
+        begins = ends[row][:-1]
+        times.append(begins)
+        values.append(level[first : first + len(begins)])
+    days = np.concatenate(times)
+    order = np.argsort(days)
+    return days[order], np.concatenate(values)[order]
 
 
 def one_type(data: Dataset) -> Dataset:

@@ -22,6 +22,8 @@ from fourpoint.events.dates import shown
 from fourpoint.models.effects import Effects, EffectsSpec
 from fourpoint.models.effects_fit import fit_effects, integral_design, integral_nodes
 
+# Sequence, start, stop, and how many events were expected.
+Outage = tuple[int, float, float, float]
 FEWEST = 300  # events of a log in which outages are looked for
 FEW_SEQUENCES = 3  # beyond them silences differ between sequences for other reasons
 MARGIN = 12.0
@@ -32,7 +34,7 @@ ROUNDS = 3
 MOST_SHARE = 0.3  # of the time that outages may be
 
 
-def find_outages(data: Dataset, spec: EffectsSpec) -> list[tuple[int, float, float, float]]:
+def find_outages(data: Dataset, spec: EffectsSpec) -> list[Outage]:
     """Outages in logs of few sequences without an exposure of their own: sequence, start and stop
     in the data's unit, and how many events were expected.
 
@@ -46,7 +48,7 @@ def find_outages(data: Dataset, spec: EffectsSpec) -> list[tuple[int, float, flo
     known = data.context is not None and data.context.exposure is not None
     if known or data.events < FEWEST or len(data) > FEW_SEQUENCES:
         return []
-    found: list[tuple[int, float, float, float]] = []
+    found: list[Outage] = []
     pooled = replace(
         data,
         mark_ids=np.zeros_like(data.mark_ids),
@@ -57,60 +59,68 @@ def find_outages(data: Dataset, spec: EffectsSpec) -> list[tuple[int, float, flo
     for _ in range(ROUNDS):
         masked = without(pooled, found)
         fitted = fit_effects(masked, spec)
-        more = _unlikely(masked, spec, np.append(fitted.level, fitted.weight[:, 0]), found)
+        theta = np.append(fitted.level, fitted.weight[:, 0])
+        more = _unlikely(masked, spec, theta, found)
         if not more:
             break
         found += more
-    lost = sum(b - a for _, a, b, _ in found)
-    return [] if lost > MOST_SHARE * float(data.durations.sum()) else sorted(found)
+    lost = sum(stop - start for _, start, stop, _ in found)
+    if lost > MOST_SHARE * float(data.durations.sum()):
+        return []
+    return sorted(found)
 
 
-def without(data: Dataset, outages: list[tuple[int, float, float, float]]) -> Dataset:
+def without(data: Dataset, outages: list[Outage]) -> Dataset:
     """The data with an exposure of 0 during the outages, as far as they lie in its windows."""
     if not outages:
         return data
     parts = []
     for s in range(len(data)):
-        times = [data.starts[s]]
+        begin = data.starts[s]
+        times = [begin]
         values = [1.0]
-        for row, a, b, _ in sorted(outages):
-            if row == s and b > data.starts[s] and a < data.stops[s]:
-                times += [a, b]
+        for row, start, stop, _ in sorted(outages):
+            if row == s and stop > begin and start < data.stops[s]:
+                times += [start, stop]
                 values += [0.0, 1.0]
-        parts.append(
-            Steps(
-                ("exposure",), np.array(times), np.array(values)[:, None], np.array([0, len(times)])
-            )
+        exposure = Steps(
+            names=("exposure",),
+            times=np.array(times),
+            values=np.array(values)[:, None],
+            offsets=np.array([0, len(times)]),
         )
+        parts.append(exposure)
     context = Context() if data.context is None else data.context
-    return replace(data, context=replace(context, exposure=Steps.join(parts)))
+    context = replace(context, exposure=Steps.join(parts))
+    return replace(data, context=context)
 
 
-def say(data: Dataset, outages: list[tuple[int, float, float, float]]) -> list[str]:
+def say(data: Dataset, outages: list[Outage]) -> list[str]:
     """What is printed about outages."""
     found = []
-    for s, a, b, expected in outages[:10]:
+    for s, start, stop, expected in outages[:10]:
         dates = data.dates(s)
-        begin = shown(dates, a)
-        end = shown(dates, b)
         found.append(
-            f"no events from {begin} to {end}, where about {expected:,.0f} were expected: "
-            "treated as not recorded (outages=none counts it as observed; --gaps names intervals)"
+            f"no events from {shown(dates, start)} to {shown(dates, stop)}, where about "
+            f"{expected:,.0f} were expected: treated as not recorded (outages=none counts it as "
+            "observed; --gaps names intervals)"
         )
     return found
 
 
 def _whole(context: Context | None) -> Context | None:
     """The context with all time scored."""
-    return None if context is None else context.without("scored_from", "exposure")
+    if context is None:
+        return None
+    return context.without("scored_from", "exposure")
 
 
 def _unlikely(
     data: Dataset,
     spec: EffectsSpec,
     theta: Float[ndarray, " P"],
-    known: list[tuple[int, float, float, float]],
-) -> list[tuple[int, float, float, float]]:
+    known: list[Outage],
+) -> list[Outage]:
     """Silences that are too long for the rate, among those that are not known as outages."""
     rows, left, right, expected = _silences(data, spec, theta)
     size = len(expected)
@@ -119,16 +129,21 @@ def _unlikely(
     trusted = order[:-few]
     q = float(np.quantile(trusted, QUANTILE))
     tail = trusted[trusted > q] - q
-    mean = float(tail.mean()) if len(tail) else 1.0
+    mean = 1.0
+    if len(tail):
+        mean = max(mean, float(tail.mean()))
     in_tail = size * (1 - QUANTILE)
-    limit = max(LEAST, q + max(mean, 1.0) * (np.log(in_tail + 1) + MARGIN))
+    margin = np.log(in_tail + 1) + MARGIN
+    limit = max(LEAST, q + mean * margin)
     found = []
     for i in np.flatnonzero(expected > limit):
+        row = int(rows[i])
         ends = KEPT * (right[i] - left[i])
-        a = float(left[i] + ends)
-        b = float(right[i] - ends)
-        if not any(row == rows[i] and a < stop and b > start for row, start, stop, _ in known):
-            found.append((int(rows[i]), a, b, float(expected[i])))
+        start = float(left[i] + ends)
+        stop = float(right[i] - ends)
+        is_known = any(one == row and start < b and stop > a for one, a, b, _ in known)
+        if not is_known:
+            found.append((row, start, stop, float(expected[i])))
     return found
 
 
@@ -138,18 +153,27 @@ def _silences(
     """Sequence, ends and expected count of every gap between neighbouring events, and from the
     window's ends to the first and the last event.
     """
-    every: list[tuple[ndarray, ...]] = []
+    rows = []
+    left = []
+    right = []
+    expected = []
     for s in range(len(data)):
         own = data.select([s])
         design = integral_design(own, spec)
         times, _, _ = integral_nodes(own, Effects(spec, 1))
         order = np.argsort(times)
-        rates = np.exp(np.minimum(design.nodes @ theta, 700.0))
-        mass = (design.weights * rates)[order]
+        log_rates = np.minimum(design.nodes @ theta, 700.0)
+        mass = (design.weights * np.exp(log_rates))[order]
         passed = np.cumsum(mass) - mass / 2
         edges = np.concatenate([own.starts, own.times, own.stops])
         at = np.interp(edges, times[order], passed)
-        row = np.full(len(edges) - 1, s)
-        every.append((row, edges[:-1], edges[1:], np.diff(at)))
-    rows, left, right, expected = (np.concatenate(x) for x in zip(*every, strict=True))
-    return rows, left, right, expected
+        rows.append(np.full(len(edges) - 1, s))
+        left.append(edges[:-1])
+        right.append(edges[1:])
+        expected.append(np.diff(at))
+    return (
+        np.concatenate(rows),
+        np.concatenate(left),
+        np.concatenate(right),
+        np.concatenate(expected),
+    )

@@ -23,7 +23,9 @@ from fourpoint.events import Batch, Context, Dataset
 from fourpoint.events.batching import group_by_length, pad
 from fourpoint.events.windows import cut_long, repeated_windows
 
-LONG, PIECE = 4096, 1024  # events of a sequence that is cut into pieces, and of a piece
+Integers = NDArray[np.int64]
+LONG = 4096  # events; a sequence with more is cut into pieces
+PIECE = 1024  # events of a piece
 HISTORY = 256  # events before a piece that condition it
 PADDED = 131072  # slots of a batch
 
@@ -32,17 +34,19 @@ class Selected(NamedTuple):
     """The sequences of a step: ``rows`` of ``data``, with so many scored events."""
 
     data: Dataset
-    rows: NDArray[np.int64]
+    rows: Integers
     scored: int
 
     @property
-    def lengths(self) -> NDArray[np.int64]:
+    def lengths(self) -> Integers:
         """Events of each."""
-        return self.data.offsets[self.rows + 1] - self.data.offsets[self.rows]
+        offsets = self.data.offsets
+        return offsets[self.rows + 1] - offsets[self.rows]
 
-    def batch(self, places: NDArray[np.int64]) -> Batch:
+    def batch(self, places: Integers) -> Batch:
         """Some of these sequences, padded to the length of the longest of all."""
-        return pad(self.data, self.rows[places], int(self.lengths.max(initial=0)))
+        longest = int(self.lengths.max(initial=0))
+        return pad(self.data, self.rows[places], longest)
 
 
 class Source(Protocol):
@@ -62,7 +66,8 @@ def cut_into_pieces(train: Dataset, *, with_history: bool) -> Dataset:
     Windows that repeat each other stay whole, since a model may have curves of the time since their
     start. On a CUDA device pieces have no history, since the kernels there score all of a piece.
     """
-    if repeated_windows(train) or int(train.lengths.max(initial=0)) <= LONG:
+    longest = int(train.lengths.max(initial=0))
+    if longest <= LONG or repeated_windows(train):
         return train
     return cut_long(train, PIECE, history=HISTORY if with_history else 0)
 
@@ -78,21 +83,25 @@ class InMemory:
         self.scored_lengths = data.scored_lengths
         self.per_epoch = len(data.batches(batch_size, seed=0, mixed=mixed))
         self.mean_events = max(1.0, data.scored_events / max(1, len(data)))
-        self._epoch: tuple[int, list[NDArray[np.int64]]] = (-1, [])
+        self._epoch = -1
+        self._batches: list[Integers] = []
 
-    def rows(self, step: int) -> NDArray[np.int64]:
+    def rows(self, step: int) -> Integers:
         """The numbers of the sequences of a step."""
         epoch, position = divmod(step, self.per_epoch)
-        if self._epoch[0] != epoch:
-            batches = self.data.batches(
-                self.batch_size, seed=self.seed * 1_000_003 + epoch, mixed=self.mixed
-            )
-            self._epoch = (epoch, [batches[i % len(batches)] for i in range(self.per_epoch)])
-        return self._epoch[1][position]
+        if self._epoch != epoch:
+            seed = _seed_of_epoch(self.seed, epoch)
+            self._batches = self.data.batches(self.batch_size, seed=seed, mixed=self.mixed)
+            self._epoch = epoch
+        return self._batches[position % len(self._batches)]
 
     def at(self, step: int) -> Selected:
         rows = self.rows(step)
         return Selected(self.data, rows, int(self.scored_lengths[rows].sum()))
+
+
+def _seed_of_epoch(seed: int, epoch: int) -> int:
+    return seed * 1_000_003 + epoch
 
 
 class Streamed:
@@ -117,10 +126,11 @@ class Streamed:
         self.files = files
         self.seed = seed
         self.buffer = buffer
-        self.with_history = with_history
+        self.history = HISTORY if with_history else 0
         self.chunks = files.pieces_in_use()
-        long = int(files.lengths.max(initial=0)) > LONG and not files.repeated_windows
-        self.cut = long or any(not chunk.whole for chunk in self.chunks)
+        long = int(files.lengths.max(initial=0)) > LONG
+        in_parts = any(not chunk.whole for chunk in self.chunks)
+        self.cut = in_parts or (long and not files.repeated_windows)
         self.lengths = [self._lengths(chunk) for chunk in self.chunks]
         self.longest = max((int(own.max(initial=0)) for own in self.lengths), default=0)
         self.mean_events = max(1.0, files.scored_events / max(1, len(self)))
@@ -128,10 +138,11 @@ class Streamed:
         self.mixed = False
         self.per_epoch = 0
         self._epoch = -1
-        self._buffers: list[list[int]] = []
-        self._steps: list[tuple[int, NDArray[np.int64]]] = []
-        self._held: tuple[tuple[int, ...], Dataset | None] = ((), None)
-        self._scored_lengths = np.zeros(0, dtype=np.int64)
+        self._buffers: list[tuple[int, ...]] = []
+        self._steps: list[tuple[int, Integers]] = []
+        self._held: tuple[int, ...] = ()  # the chunks of the buffer in memory
+        self._buffer: Dataset | None = None
+        self._scored_lengths: Integers = np.zeros(0, dtype=np.int64)
 
     def __len__(self) -> int:
         return sum(map(len, self.lengths))
@@ -143,8 +154,10 @@ class Streamed:
 
     def prepare(self, batch_size: int, mixed: bool) -> Streamed:
         """The same, with so many sequences in a step."""
-        self.batch_size, self.mixed = batch_size, mixed
-        self.per_epoch = len(self._plan(0)[1])
+        self.batch_size = batch_size
+        self.mixed = mixed
+        _, steps = self._plan(0)
+        self.per_epoch = len(steps)
         return self
 
     def at(self, step: int) -> Selected:
@@ -153,12 +166,13 @@ class Streamed:
             self._epoch = epoch
             self._buffers, self._steps = self._plan(epoch)
         number, rows = self._steps[position % len(self._steps)]
-        data = self._data(tuple(self._buffers[number]))
-        return Selected(data, rows, int(self._scored_lengths[rows].sum()))
+        data = self._data(self._buffers[number])
+        scored = self._scored_lengths[rows]
+        return Selected(data, rows, int(scored.sum()))
 
-    def _plan(self, epoch: int) -> tuple[list[list[int]], list[tuple[int, NDArray[np.int64]]]]:
+    def _plan(self, epoch: int) -> tuple[list[tuple[int, ...]], list[tuple[int, Integers]]]:
         """The chunks of each buffer, and for every step its buffer and rows in it."""
-        seed = self.seed * 1_000_003 + epoch
+        seed = _seed_of_epoch(self.seed, epoch)
         order = np.random.default_rng(seed).permutation(len(self.chunks))
         buffers: list[list[int]] = []
         held = self.buffer
@@ -171,39 +185,48 @@ class Streamed:
             held += size
         steps = []
         for number, chunks in enumerate(buffers):
-            lengths = np.concatenate([self.lengths[chunk] for chunk in chunks])
             batches = group_by_length(
-                lengths, self.batch_size, PADDED, seed + 7919 * number, self.mixed
+                np.concatenate([self.lengths[chunk] for chunk in chunks]),
+                self.batch_size,
+                PADDED,
+                seed + 7919 * number,
+                self.mixed,
             )
-            steps += [(number, rows) for rows in batches]
-        return buffers, steps
+            for rows in batches:
+                steps.append((number, rows))
+        return [tuple(chunks) for chunks in buffers], steps
 
     def _data(self, chunks: tuple[int, ...]) -> Dataset:
         """The sequences of a buffer."""
-        held, data = self._held
-        if held != chunks or data is None:
-            self._held, data = ((), None), None  # the old buffer goes before the new one comes
+        data = self._buffer
+        if data is None or self._held != chunks:
+            data = self._buffer = None  # the old buffer goes before the new one comes
             data = joined([self._load(self.chunks[one]) for one in chunks])
-            self._held = (chunks, data)
+            self._buffer = data
+            self._held = chunks
             self._scored_lengths = data.scored_lengths
         return data
 
     def _load(self, chunk: Chunk) -> Dataset:
         """The sequences of a chunk, long ones in pieces."""
-        if not chunk.whole:
-            data = self.files.part_of(chunk, HISTORY if self.with_history else 0)
-        else:
+        if chunk.whole:
             data = self.files.chunk(chunk)
+        else:
+            data = self.files.part_of(chunk, self.history)
         if not self.cut:
             return data
-        pieces = cut_long(data, PIECE, history=HISTORY if self.with_history else 0)
+        pieces = cut_long(data, PIECE, history=self.history)
         return _with_scored_from(pieces)
 
-    def _lengths(self, chunk: Chunk) -> NDArray[np.int64]:
+    def _lengths(self, chunk: Chunk) -> Integers:
         """Events of the sequences of a chunk, which is read only if some of them are cut."""
         own = slice(chunk.begin, chunk.end)
-        lengths = self.files.lengths_of_all[own][self.files.kept[own]]
-        if not self.cut or (chunk.whole and int(lengths.max(initial=0)) <= PIECE):
+        kept = self.files.kept[own]
+        lengths = self.files.lengths_of_all[own][kept]
+        if not self.cut:
+            return lengths
+        longest = int(lengths.max(initial=0))
+        if chunk.whole and longest <= PIECE:
             return lengths
         return self._load(chunk).lengths
 
@@ -215,4 +238,5 @@ def _with_scored_from(data: Dataset) -> Dataset:
     context = data.context or Context()
     if context.scored_from is not None:
         return data
-    return replace(data, context=replace(context, scored_from=data.starts.copy()))
+    context = replace(context, scored_from=data.starts.copy())
+    return replace(data, context=context)

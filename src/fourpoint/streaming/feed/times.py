@@ -33,6 +33,8 @@ NANO = 10**9
 DATE_NUMBERS = (19000101, 22001231)
 START = datetime(1970, 1, 1)
 UTC_START = datetime(1970, 1, 1, tzinfo=UTC)
+MIDNIGHT = START.time()
+MICROSECOND = timedelta(microseconds=1)
 FINE = re.compile(r"[.,]\d{6}(\d{1,3})")  # digits below the microsecond
 
 
@@ -106,9 +108,9 @@ class TimeReader:
         """Converts times to dates; None where they are plain numbers, or count from the start of
         windows of the calendar, which their names date.
         """
-        if not self.stamped or self.calendar is not None:
-            return None
-        return Dates(self.origin / NANO, self.unit, self.log.zone)
+        if self.stamped and self.calendar is None:
+            return Dates(self.origin / NANO, self.unit, self.log.zone)
+        return None
 
     def wall_clock(self) -> Calendar | None:
         """Where the feed's clock stands on the wall clock; None where times are plain numbers."""
@@ -143,7 +145,8 @@ class TimeReader:
 
     def _of_number(self, value: float) -> int | None:
         """A number as nanoseconds since 1970; None where it is one in the model's unit."""
-        if self.log.clock == DATES and DATE_NUMBERS[0] <= value <= DATE_NUMBERS[1]:
+        first, last = DATE_NUMBERS
+        if self.log.clock == DATES and first <= value <= last:
             return self._of_date(int(value))
         if not FIRST_EPOCH <= value or not isfinite(value):
             return None
@@ -152,17 +155,20 @@ class TimeReader:
         if not self.log.zoned and self.log.zone is None:
             received = f"{value:.10g}, which may be an epoch in UTC"
             raise Contradiction("a timestamp without a zone, as in training", received, _WRITE)
-        band = next((k for k in range(4) if value < FIRST_EPOCH * 1000 ** (k + 1)), 3)
-        return _of_epoch(value, 1000**band)
+        per_second = 1
+        while per_second < NANO and value >= FIRST_EPOCH * 1000 * per_second:
+            per_second *= 1000
+        return _of_epoch(value, per_second)
 
     def _of_date(self, value: int) -> int:
+        month, day = divmod(value % 10000, 100)
         try:
-            day = datetime(value // 10000, value // 100 % 100, value % 100)
+            date = datetime(value // 10000, month, day)
         except ValueError:
             raise UserError(
                 "a date that exists", f"{value}", "Repair or remove the event."
             ) from None
-        return _nanoseconds(self._localised(day, str(value)), "")
+        return _nanoseconds(self._localised(date, str(value)), "")
 
     def _of_text(self, text: str) -> int:
         if len(text) > LONGEST:
@@ -197,19 +203,19 @@ class TimeReader:
         """
         if self._zone is None:
             return moment
-        first, second = (
-            moment.replace(tzinfo=self._zone, fold=fold).astimezone(UTC) for fold in (0, 1)
-        )
+        first = moment.replace(tzinfo=self._zone, fold=0).astimezone(UTC)
+        second = moment.replace(tzinfo=self._zone, fold=1).astimezone(UTC)
         if first.astimezone(self._zone).replace(tzinfo=None) != moment:
             raise UserError(
                 f"a time that exists in {self.log.zone}",
                 _shown(text),
                 "Clocks skip it: repair the event.",
             )
-        repeated = (
-            second != first and self._last is not None and _nanoseconds(first, text) < self._last
-        )
-        return second if repeated else first
+        if second == first or self._last is None:
+            return first
+        if _nanoseconds(first, text) < self._last:
+            return second
+        return first
 
     def _moment(self, nanoseconds: int) -> Moment:
         self._last = nanoseconds
@@ -223,17 +229,21 @@ class TimeReader:
             self._window = _calendar_window(nanoseconds, self.calendar, self.log.zone)
         start, _, name = self._window
         return Moment(
-            _quotient(nanoseconds - start, self.unit), _quotient(nanoseconds, self.unit), name
+            time=_quotient(nanoseconds - start, self.unit),
+            at=_quotient(nanoseconds, self.unit),
+            window=name,
         )
 
 
 def _midnight(nanoseconds: int, zone: str | None) -> bool:
     """Whether a moment is the beginning of a day of local time."""
-    if zone is None:
-        return nanoseconds % (NANO * 86_400) == 0
     seconds, rest = divmod(nanoseconds, NANO)
+    if rest:
+        return False
+    if zone is None:
+        return seconds % 86_400 == 0
     local = datetime.fromtimestamp(seconds, ZoneInfo(zone))
-    return not (rest or local.hour or local.minute or local.second)
+    return local.time() == MIDNIGHT
 
 
 def _calendar_window(nanoseconds: int, by: By, zone: str | None) -> tuple[int, int, str]:
@@ -242,7 +252,9 @@ def _calendar_window(nanoseconds: int, by: By, zone: str | None) -> tuple[int, i
     clock = Clock(np.array([microsecond], dtype=np.int64), 1_000_000, zone)
     found = calendar_windows(clock, by)
     row = int(found.of(clock.ticks)[0])
-    return int(found.starts[row]) * 1000, int(found.stops[row]) * 1000, found.ids[row]
+    start = int(found.starts[row])
+    stop = int(found.stops[row])
+    return start * 1000, stop * 1000, found.ids[row]
 
 
 def _quotient(nanoseconds: int, unit: str) -> float:
@@ -259,18 +271,23 @@ def _of_epoch(value: float, per_second: int) -> int:
     """An epoch number in nanoseconds; a fraction counts to the microsecond, as `fit` reads it."""
     if isinstance(value, int):
         return value * (NANO // per_second)
-    coarse = min(per_second, 1_000_000)
-    return round(value * (1_000_000 / coarse)) * (NANO // max(per_second, 1_000_000))
+    finest = min(per_second, 1_000_000)
+    microseconds = round(value * (1_000_000 / finest))
+    return microseconds * (NANO // max(per_second, 1_000_000))
 
 
 def _nanoseconds(moment: datetime, text: str) -> int:
     """Since 1970, in UTC where the time has a zone; digits below the microsecond are read off the
     text.
     """
-    since: timedelta = moment - (START if moment.tzinfo is None else UTC_START)
-    microseconds = (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
-    fine = FINE.search(text) if len(text) > 26 else None
-    return microseconds * 1000 + (int(fine[1].ljust(3, "0")) if fine else 0)
+    start = START if moment.tzinfo is None else UTC_START
+    since: timedelta = moment - start
+    nanoseconds = since // MICROSECOND * 1000
+    if len(text) > 26:
+        fine = FINE.search(text)
+        if fine is not None:
+            nanoseconds += int(fine[1].ljust(3, "0"))
+    return nanoseconds
 
 
 def _split_date(text: str, found: re.Match[str], day_first: bool) -> datetime:
@@ -279,16 +296,20 @@ def _split_date(text: str, found: re.Match[str], day_first: bool) -> datetime:
     year = found[2]
     clock = found[3] or "0:00"
     half = found[5]
-    numbers = [int(part) for part in text.strip().split(between, 2)[:2]]
-    day, month = numbers if day_first else numbers[::-1]
-    hour, minute, second = (int(part) for part in f"{clock}:0".split(":")[:3])
+    first, second, *_ = text.strip().split(between, 2)
+    day, month = int(first), int(second)
+    if not day_first:
+        day, month = month, day
+    hour, minute, seconds = (int(part) for part in f"{clock}:0".split(":")[:3])
     if half:
-        hour = hour % 12 + (12 if half.upper() == "PM" else 0)
+        hour %= 12
+        if half.upper() == "PM":
+            hour += 12
     full = int(year)
     if len(year) < 4:
         full += 2000 if full < 69 else 1900
     try:
-        return datetime(full, month, day, hour, minute, second)
+        return datetime(full, month, day, hour, minute, seconds)
     except ValueError:
         raise UserError("a date that exists", _shown(text), "Repair or remove the event.") from None
 
@@ -298,7 +319,9 @@ def _tidied(text: str) -> str:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= 60 else f"{text[:57]}...")
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    return repr(text)
 
 
 _WRITE = "Write it as the training log does, such as 2024-05-01T09:30:00."
