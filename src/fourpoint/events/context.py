@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError
+from fourpoint.events.batching import flat_places, offsets_of
 
 if TYPE_CHECKING:
     import torch
@@ -112,11 +113,9 @@ class Steps:
 
     def select(self, rows: Integers) -> Steps:
         """The step functions of the sequences at ``rows``."""
+        first = self.offsets[rows]
         lengths = np.diff(self.offsets)[rows]
-        offsets = _offsets(lengths)
-        moved = self.offsets[rows] - offsets[:-1]
-        places = np.arange(offsets[-1])
-        flat = places + np.repeat(moved, lengths)
+        flat, offsets = flat_places(first, lengths)
         return Steps(
             names=self.names,
             times=self.times[flat],
@@ -137,7 +136,7 @@ class Steps:
             names=parts[0].names,
             times=np.concatenate([part.times for part in parts]),
             values=np.concatenate([part.values for part in parts]),
-            offsets=_offsets(np.concatenate(lengths)),
+            offsets=offsets_of(np.concatenate(lengths)),
         )
 
     def integrals(self, starts: Floats, stops: Floats) -> Floats:
@@ -187,7 +186,7 @@ class Steps:
             names=self.names,
             times=np.insert(begins, places, before),
             values=np.insert(self.values[kept], places, 0.0, axis=0),
-            offsets=_offsets(lengths + 1),
+            offsets=offsets_of(lengths + 1),
         )
 
     def batch(self, rows: Integers) -> BatchSteps:
@@ -202,11 +201,6 @@ class Steps:
         times = np.where(column < length, self.times[flat], np.inf)
         values = self.values[flat]
         return BatchSteps(torch.from_numpy(times), torch.from_numpy(values))
-
-
-def _offsets(lengths: Integers) -> Integers:
-    """Where the parts of these lengths begin in flat storage, and where the last one ends."""
-    return np.concatenate([[0], np.cumsum(lengths)])
 
 
 @dataclass(frozen=True, eq=False)
