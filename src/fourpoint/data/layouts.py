@@ -333,7 +333,7 @@ def are_dates(clock: Clock) -> bool:
     if clock.zone is None:
         return not bool((clock.ticks % step).any())
     stamps = pa.array(clock.ticks // clock.rate).view(pa.timestamp("s", clock.zone))
-    wall = flat(pa.chunked_array([pc.local_timestamp(stamps)]))
+    wall = flat(pc.local_timestamp(stamps))
     return not bool((wall % round(DAY)).any() or (clock.ticks % clock.rate).any())
 
 

@@ -146,9 +146,8 @@ def read_calibration(found: object) -> Calibration:
 
 def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     """Effects of calendar and covariates, and rate ratios, as `model.json` holds them."""
-    if not isinstance(found, dict) or set(found) != {"spec", "rate_ratios"}:
-        raise _refused("effects with 'spec' and 'rate_ratios'", found)
-    spec = found["spec"]
+    parts = _object("effects with 'spec' and 'rate_ratios'", found, {"spec", "rate_ratios"})
+    spec = parts["spec"]
     kinds = {
         "calendar": str,
         "covariates": str,
@@ -159,8 +158,7 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     }
     if isinstance(spec, dict):
         spec = {"trend": [], **spec}  # models that were saved before there were trends
-    if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds", "origin"}:
-        raise _refused("known entries of the effects", spec)
+    spec = _object("known entries of the effects", spec, {*kinds, "zone", "seconds", "origin"})
     _check_lists("the effects", spec, kinds)
     zone = spec["zone"]
     if zone is not None and not isinstance(zone, str):
@@ -168,37 +166,39 @@ def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     _check_numbers("seconds", [spec["seconds"]], float)
     if spec["origin"] is not None:
         _check_numbers("origin", [spec["origin"]], float)
-    if any(not scale > 0 for scale in spec["scale"]):
-        raise _refused("scales of covariates above 0", spec["scale"])
-    ratios = _read_ratios(found["rate_ratios"])
+    _check_scales("covariates", spec["scale"])
+    ratios = _read_ratios(parts["rate_ratios"])
     return EffectsSpec.from_dict(spec), ratios
 
 
 def read_event_features(found: object) -> tuple[EventFeaturesSpec, list[RateRatio]]:
     """Event features and their ratios, as `model.json` holds them."""
-    if not isinstance(found, dict) or set(found) != {"spec", "ratios"}:
-        raise _refused("event features with 'spec' and 'ratios'", found)
-    spec = found["spec"]
+    parts = _object("event features with 'spec' and 'ratios'", found, {"spec", "ratios"})
     kinds = {
         "names": str,
         "mean": float,
         "scale": float,
         "rows": int,
     }
-    if not isinstance(spec, dict) or set(spec) != set(kinds):
-        raise _refused("known entries of the event features", spec)
+    spec = _object("known entries of the event features", parts["spec"], set(kinds))
     _check_lists("the event features", spec, kinds)
     sizes = [len(spec[name]) for name in ("names", "mean", "scale")]
     if min(sizes) < 1 or min(sizes) != max(sizes):
         raise _refused("a mean and a scale of every event feature", sizes)
-    if any(not scale > 0 for scale in spec["scale"]):
-        raise _refused("scales of event features above 0", spec["scale"])
+    _check_scales("event features", spec["scale"])
     rows = spec["rows"]
     if any(not 0 <= size <= MOST_ROWS for size in rows) or not sum(rows):
         expected = f"rows of event features from 0 to {MOST_ROWS} for each mark, and one at least"
         raise _refused(expected, rows)
-    ratios = _read_ratios(found["ratios"])
+    ratios = _read_ratios(parts["ratios"])
     return EventFeaturesSpec.from_dict(spec), ratios
+
+
+def _object(expected: str, found: object, entries: set[str]) -> dict[str, Any]:
+    """``found``, if it is an object with just these entries."""
+    if not isinstance(found, dict) or set(found) != entries:
+        raise _refused(expected, found)
+    return found
 
 
 def _check_lists(owner: str, spec: dict[str, Any], kinds: dict[str, type]) -> None:
@@ -208,6 +208,11 @@ def _check_lists(owner: str, spec: dict[str, Any], kinds: dict[str, type]) -> No
         if not isinstance(values, list) or len(values) > LARGEST:
             raise _refused(f"{name} of {owner} as a list", values)
         _check_numbers(name, values, kind)
+
+
+def _check_scales(what: str, scales: list[float]) -> None:
+    if any(not scale > 0 for scale in scales):
+        raise _refused(f"scales of {what} above 0", scales)
 
 
 def _read_ratios(ratios: object) -> list[RateRatio]:
@@ -299,18 +304,17 @@ def _profile(name: str, parts: object, shape: tuple[int, ...]) -> Profile:
     import numpy as np
 
     names = {one.name for one in fields(Profile)}
-    if not isinstance(parts, dict) or set(parts) != names:
-        expected = f"a profile log-likelihood of {name} with {', '.join(sorted(names))}"
-        raise _refused(expected, parts)
-    logarithmic = parts["logarithmic"]
+    expected = f"a profile log-likelihood of {name} with {', '.join(sorted(names))}"
+    found = _object(expected, parts, names)
+    logarithmic = found["logarithmic"]
     if type(logarithmic) is not bool:
         raise _refused(f"true or false for the scale of {name}", logarithmic)
     tables = {}
     for part in sorted(names - {"logarithmic"}):
         described = f"the {part} of the profile of {name}"
-        table = _numbers(described, parts[part])
+        table = _numbers(described, found[part])
         if table.shape != shape or np.isinf(table).any():
-            raise _refused(f"{described}, finite, with {shape}", parts[part])
+            raise _refused(f"{described}, finite, with {shape}", found[part])
         tables[part] = table
     if (tables["estimate"] < 0).any() or (tables["curvature"] < 0).any():
         raise _refused(f"estimate and curvature of the profile of {name} of 0 or more", parts)
