@@ -47,26 +47,23 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
         events += f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})"
     per_unit = data.unit.removesuffix("s") or "unit of time"
     rate = data.events / data.durations.sum()
-    found = [
-        ("sequences", f"{len(data):,} ({names})"),
-        ("events", events),
-        ("window", _window(data)),
-        ("rate", f"{rate:.4g} events per {per_unit}"),
-    ]
+    found = {}
+    found["sequences"] = f"{len(data):,} ({names})"
+    found["events"] = events
+    found["window"] = _window(data)
+    found["rate"] = f"{rate:.4g} events per {per_unit}"
     if len(data.gaps):
-        found.append(("gaps", _gaps(data)))
-        found.append(("ties", f"{100 * data.tied:.1f}% of gaps are zero"))
-    found.append(("marks", _marks(data, column)))
+        found["gaps"] = _gaps(data)
+        found["ties"] = f"{100 * data.tied:.1f}% of gaps are zero"
+    found["marks"] = _marks(data, column)
     if data.marks.box is not None:
-        found.append(("places", str(data.marks.box)))
+        found["places"] = str(data.marks.box)
     if data.features is not None:
-        found.append(("features", _features(data)))
-    found += _context(data)
+        found["features"] = _features(data)
+    found |= _context(data)
     if data.splits is not None:
-        counts = {name: int((data.splits == name).sum()) for name in SPLITS}
-        parts = [f"{name} ({count:,})" for name, count in counts.items() if count]
-        found.append(("splits", ", ".join(parts)))
-    return found
+        found["splits"] = _splits(data.splits)
+    return list(found.items())
 
 
 def _window(data: Dataset) -> str:
@@ -97,6 +94,15 @@ def _gaps(data: Dataset) -> str:
     return f"median {median:.3g}{named}, 90% interval {low:.3g} to {high:.3g}"
 
 
+def _splits(splits: NDArray[np.str_]) -> str:
+    parts = []
+    for name in SPLITS:
+        count = int(np.count_nonzero(splits == name))
+        if count:
+            parts.append(f"{name} ({count:,})")
+    return ", ".join(parts)
+
+
 def _features(data: Dataset) -> str:
     names = data.feature_names
     values = data.features
@@ -111,16 +117,18 @@ def _ranges(names: tuple[str, ...], values: NDArray[np.float64]) -> list[str]:
     """The name, the lowest and the highest value of every column."""
     lowest = values.min(0).tolist()
     highest = values.max(0).tolist()
-    columns = zip(names, lowest, highest, strict=True)
-    return [f"{name} ({_range(low, high)})" for name, low, high in columns]
+    found = []
+    for name, low, high in zip(names, lowest, highest, strict=True):
+        found.append(f"{name} ({_range(low, high)})")
+    return found
 
 
-def _context(data: Dataset) -> list[tuple[str, str]]:
+def _context(data: Dataset) -> dict[str, str]:
     """What is known of the sequences besides their events."""
-    lines: list[tuple[str, str]] = []
     context = data.context
     if context is None or not len(data):
-        return lines
+        return {}
+    lines = {}
     i = int(np.argmin(_since_first(data, data.starts)))
     j = int(np.argmax(_since_first(data, data.stops)))
     begin = data.dates(i)
@@ -129,14 +137,14 @@ def _context(data: Dataset) -> list[tuple[str, str]]:
         zone = begin.zone or "no zone"
         first = begin.text(float(data.starts[i]))
         last = end.text(float(data.stops[j]))
-        lines.append(("dates", f"{first} to {last} ({zone})"))
+        lines["dates"] = f"{first} to {last} ({zone})"
     if context.scored_from is not None:
         earlier = data.events - data.scored_events
-        lines.append(("history", f"{earlier:,} events that condition and are not scored"))
+        lines["history"] = f"{earlier:,} events that condition and are not scored"
     if context.covariates is not None:
-        lines.append(("covariates", _columns(context.covariates)))
+        lines["covariates"] = _columns(context.covariates)
     if context.exposure is not None:
-        lines.append(("exposure", _exposure(data, context.exposure)))
+        lines["exposure"] = _exposure(data, context.exposure)
     return lines
 
 
