@@ -53,7 +53,9 @@ def set_memory_limit(size: int | str | None) -> None:
     2000000000
     >>> set_memory_limit(None)
     """
-    _chosen.set(parse_size(size, "a memory limit") if isinstance(size, str) else size)
+    if isinstance(size, str):
+        size = parse_size(size, "a memory limit")
+    _chosen.set(size)
 
 
 def parse_size(text: str, name: str) -> int:
@@ -81,9 +83,9 @@ def readable_size(size: float) -> str:
     """
     for unit, name in ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
         if size >= unit:
-            return (
-                f"{size / unit:,.3g} {name}" if size < 1000 * unit else f"{size / unit:,.0f} {name}"
-            )
+            number = size / unit
+            form = ",.3g" if size < 1000 * unit else ",.0f"
+            return f"{number:{form}} {name}"
     return f"{size:.0f} bytes"
 
 
@@ -106,7 +108,9 @@ def free_memory(root: Path = Path("/")) -> int:
     """
     found = [_machine(root), *_control_groups(root), _address_space(root)]
     known = [size for size in found if size is not None]
-    return max(0, min(known)) if known else UNKNOWN
+    if not known:
+        return UNKNOWN
+    return max(0, min(known))
 
 
 def _machine(root: Path) -> int | None:
@@ -126,7 +130,8 @@ def _control_groups(root: Path) -> list[int]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = (*line.split(":", 2), "", "")[:3]
         if number == "0" and not controllers:
-            base, names = mount, ("memory.max", "memory.current", "inactive_file")
+            base = mount
+            names = ("memory.max", "memory.current", "inactive_file")
         elif "memory" in controllers.split(","):
             base = mount / "memory"
             names = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
@@ -144,9 +149,11 @@ def _left(group: Path, limit_file: str, usage_file: str, cache: str) -> list[int
     if limit is None or limit >= 2**62:
         return []
     usage = _number(_text(group / usage_file)) or 0
-    cached = re.search(rf"^{cache} (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+    statistics = _text(group / "memory.stat")
     # Pages of files that were not used lately are dropped when memory is needed.
-    return [limit - usage + (int(cached[1]) if cached else 0)]
+    found = re.search(rf"^{cache} (\d+)", statistics, re.MULTILINE)
+    cached = int(found[1]) if found else 0
+    return [limit - usage + cached]
 
 
 def _address_space(root: Path) -> int | None:
@@ -162,7 +169,9 @@ def _address_space(root: Path) -> int | None:
 
 
 def _number(text: str) -> int | None:
-    return int(text) if text.strip().isdigit() else None
+    if not text.strip().isdigit():
+        return None
+    return int(text)
 
 
 def _text(path: Path) -> str:

@@ -127,12 +127,13 @@ def _without(found: Dataset, options: ReadingOptions) -> Dataset:
     dropped = [name for name in STORED if getattr(options, name) == NONE]
     if not dropped or found.context is None:
         return found
+    context = found.context.without(*dropped)
     log = found.log
     if log is not None and "covariates" in dropped:
         log = replace(log, covariates=(), levels={})
     if log is not None and "exposure" in dropped:
         log = replace(log, exposure=False)
-    return replace(found, context=found.context.without(*dropped), log=log)
+    return replace(found, context=context, log=log)
 
 
 def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked:
@@ -172,7 +173,8 @@ def _has(source: str, names: Iterable[str]) -> bool:
     """Whether a file has columns of these names."""
     from fourpoint.data.tables import open_table
 
-    return set(names) <= set(open_table(source).schema.names)
+    known = open_table(source).schema.names
+    return set(names) <= set(known)
 
 
 def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
@@ -180,8 +182,6 @@ def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
     or longitude and latitude to be projected, as the place; the magnitude as an event feature; one
     sequence without types, with days as the unit of time. What is asked for otherwise stays.
     """
-    import pyarrow as pa
-
     from fourpoint.data.places import guessed_places
     from fourpoint.data.roles import guess_time, plain_name
     from fourpoint.data.tables import open_table
@@ -207,12 +207,15 @@ def catalogue_columns(source: str, options: ReadingOptions) -> ReadingOptions:
     if _is_ours(source):
         return chosen
     time = options.time or guess_time(table)
-    numbers = table.schema.field(time).type if time in names else pa.string()
+    dated = time not in names or not _is_number(table.schema.field(time).type)
+    unit = options.time_unit
+    if not unit and dated:
+        unit = "days"
     return replace(
         chosen,
         mark=options.mark or NONE,
         sequence=options.sequence or NONE,
-        time_unit=options.time_unit or (None if _is_number(numbers) else "days"),
+        time_unit=unit or None,
     )
 
 
@@ -231,7 +234,10 @@ def is_degrees(place: list[str] | None) -> bool:
     from fourpoint.data.places import PAIRS
     from fourpoint.data.roles import plain_name
 
-    return place is not None and tuple(map(plain_name, place)) in PAIRS[:-1]
+    if place is None:
+        return False
+    names = tuple(plain_name(name) for name in place)
+    return names in PAIRS[:-1]
 
 
 def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) -> Asked:
@@ -239,22 +245,20 @@ def _same_columns(source: str, wanted: Asked, fitted: FittedTo, log: LogFormat) 
     from fourpoint.data.date_time import has_column
     from fourpoint.data.tables import open_table
 
-    names = set(open_table(source).schema.names)
-    if not has_column(list(names), log.time) or wanted.time not in (None, log.time):
+    names = open_table(source).schema.names
+    if not has_column(names, log.time) or wanted.time not in (None, log.time):
         return wanted
-    mark = wanted.mark
-    if mark is None and (log.mark is None or log.mark in names):
-        mark = log.mark or "none"
-    sequence = wanted.sequence
-    if sequence is None and (log.calendar or log.sequence in names):
-        sequence = log.calendar or log.sequence
-    elif sequence is None and log.sequence is None and fitted.sequences == 1:
-        sequence = "none"
-    features = wanted.event_features
-    if not features and names.issuperset(log.features):
-        features = log.features
-    wanted = replace(wanted, time=log.time, mark=mark, sequence=sequence, event_features=features)
-    return _same_sequence_columns(wanted, names, log)
+    wanted = replace(wanted, time=log.time)
+    if wanted.mark is None and (log.mark is None or log.mark in names):
+        wanted = replace(wanted, mark=log.mark or "none")
+    if wanted.sequence is None:
+        if log.calendar or log.sequence in names:
+            wanted = replace(wanted, sequence=log.calendar or log.sequence)
+        elif log.sequence is None and fitted.sequences == 1:
+            wanted = replace(wanted, sequence="none")
+    if not wanted.event_features and set(log.features) <= set(names):
+        wanted = replace(wanted, event_features=log.features)
+    return _same_sequence_columns(wanted, set(names), log)
 
 
 def _same_sequence_columns(wanted: Asked, names: set[str], log: LogFormat) -> Asked:
@@ -268,8 +272,9 @@ def _same_sequence_columns(wanted: Asked, names: set[str], log: LogFormat) -> As
     if not wanted.sequence_covariates and names.issuperset(log.constant):
         wanted = replace(wanted, sequence_covariates=log.constant)
     if wanted.window is None and wanted.observed is None and names.intersection(log.window):
-        wanted = replace(wanted, window=(log.window[0], log.window[1]))
-        print_notice(f"window: {log.window[0]} to {log.window[1]}, as in training (--window)")
+        start, stop = log.window
+        wanted = replace(wanted, window=(start, stop))
+        print_notice(f"window: {start} to {stop}, as in training (--window)")
     return wanted
 
 
@@ -318,7 +323,8 @@ def with_known_covariates(found: Dataset, names: tuple[str, ...]) -> Dataset:
         return found
     order = [have.index(name) for name in names]
     same = replace(steps, names=names, values=steps.values[:, order])
-    return replace(found, context=replace(context, covariates=same))
+    context = replace(context, covariates=same)
+    return replace(found, context=context)
 
 
 def _with_known_features(found: Dataset, names: tuple[str, ...]) -> Dataset:
@@ -362,7 +368,9 @@ def horizon_after(events: Dataset, one: Sequence, at: str | None, horizon: str) 
     """How far to look from ``at``, or from the end of a sequence, in the unit of the data."""
     from fourpoint.events.dates import length_after, time_at
 
-    now = one.stop if at is None else time_at(one.dates, at)
+    now = one.stop
+    if at is not None:
+        now = time_at(one.dates, at)
     return length_after(one.dates, now, horizon, events.unit)
 
 
@@ -398,7 +406,9 @@ def _like_training(found: Dataset, options: ReadingOptions, fitted: FittedTo) ->
     if fitted.log is None:
         return found
     checked = _check_like_training(found, options, fitted.log)
-    log = None if checked.log is None else replace(checked.log, split_at=fitted.log.split_at)
+    if checked.log is None:
+        return checked
+    log = replace(checked.log, split_at=fitted.log.split_at)
     return replace(checked, log=log)
 
 
@@ -410,24 +420,23 @@ def cut_by_time(events: Dataset, typed: str) -> tuple[Dataset, Dataset]:
     whole = replace(events, splits=None)
     words = [word.strip() for word in typed.split(",")]
     if len(words) == SHARES and not _are_shares(words):
-        whole = whole.between(words[0], None)
-        print_notice(
-            f"history: {whole.events - whole.scored_events:,} events until "
-            f"{_plain(events, words[0])} condition and are not scored"
-        )
-        words = words[1:]
+        begin, *words = words
+        whole = whole.between(begin, None)
+        earlier = whole.events - whole.scored_events
+        end = _plain(events, begin)
+        print_notice(f"history: {earlier:,} events until {end} condition and are not scored")
     cuts = _cuts(whole, words)
+    if whole.log is not None:
+        whole = replace(whole, log=replace(whole.log, split_at=cuts))
     train, dev, test = whole.split_at(cuts)
     first, second = (_plain(events, cut) for cut in cuts)
-    said = [f"train until {first} ({train.scored_events:,} events)"]
-    said.append(f"dev until {second} ({dev.scored_events:,})")
-    said.append(f"test after ({test.scored_events:,}); earlier events are history")
-    print_notice(f"split: {', '.join(said)}")
-    kept = [
-        replace(part, log=None if part.log is None else replace(part.log, split_at=cuts))
-        for part in (train, dev)
+    said = [
+        f"train until {first} ({train.scored_events:,} events)",
+        f"dev until {second} ({dev.scored_events:,})",
+        f"test after ({test.scored_events:,}); earlier events are history",
     ]
-    return kept[0], kept[1]
+    print_notice(f"split: {', '.join(said)}")
+    return train, dev
 
 
 def _are_shares(words: list[str]) -> bool:
@@ -466,23 +475,30 @@ def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
                 "Type shares such as --split-at .8 .1 .1.",
             )
         length = last - first
-        edges = [first + shares[0] * length, first + (shares[0] + shares[1]) * length]
-    elif len(words) in (1, 2):
-        edges = [time_at(dates, word) for word in words]
-        if len(edges) == 1:
-            edges = [first + DEV_BEGINS * (edges[0] - first), *edges]
+        low = first + shares[0] * length
+        high = first + (shares[0] + shares[1]) * length
+    elif len(words) == 2:
+        low = time_at(dates, words[0])
+        high = time_at(dates, words[1])
+    elif len(words) == 1:
+        high = time_at(dates, words[0])
+        low = first + DEV_BEGINS * (high - first)
     else:
         raise UserError(
             "one or two times, or three shares",
             f"--split-at {' '.join(words)}",
             "Type dates such as --split-at 2025-05-01 2025-06-01, or shares such as .8 .1 .1.",
         )
-    low, high = (edge if dates is None else dates.iso(edge) for edge in edges)
-    return low, high
+    if dates is None:
+        return low, high
+    return dates.iso(low), dates.iso(high)
 
 
 def train_and_dev(
-    events: Dataset, split: str | None, seed: int, closed_form: bool = False
+    events: Dataset,
+    split: str | None,
+    seed: int,
+    closed_form: bool = False,
 ) -> tuple[Dataset, Dataset | None, Dataset | None]:
     """The part to train on and the part to stop by: the data's own, else a seeded 90/10 by
     sequence.
@@ -492,12 +508,13 @@ def train_and_dev(
 
     The third part is the whole that both were drawn from, None if the data has a dev split.
     """
-    cuts = () if events.log is None or events.splits is not None else events.log.split_at
+    cuts = _known_cuts(events)
     if cuts and split is None:
         print_notice(f"split: {_parts_said(events, cuts)}; earlier events are history")
-        return events.between(None, cuts[0]), events.between(cuts[0], cuts[1]), None
+        first, second = cuts
+        return events.between(None, first), events.between(first, second), None
     name = split or default_split(events, "train")
-    if name == "train" and events.splits is not None and (events.splits == "dev").any():
+    if name == "train" and _has_split(events, "dev"):
         return events.part("train"), events.part("dev"), None
     part = events.part(name)
     if closed_form:
@@ -510,13 +527,24 @@ def train_and_dev(
     return train, dev, part
 
 
+def _known_cuts(events: Dataset) -> tuple[str | float, ...]:
+    """The times at which `fit` has cut a log; none for data with splits of their own."""
+    if events.log is None or events.splits is not None:
+        return ()
+    return events.log.split_at
+
+
+def _has_split(events: Dataset | EventFiles, name: str) -> bool:
+    splits = events.splits
+    return splits is not None and bool((splits == name).any())
+
+
 def train_and_dev_files(
     events: EventFiles, split: str | None, seed: int
 ) -> tuple[EventFiles, EventFiles]:
     """As :func:`train_and_dev`, for files."""
-    splits = events.splits
-    name = split or ("train" if splits is not None and (splits == "train").any() else "all")
-    if name == "train" and splits is not None and (splits == "dev").any():
+    name = split or default_split(events, "train")
+    if name == "train" and _has_split(events, "dev"):
         return events.part("train"), events.part("dev")
     part = events.part(name)
     train, dev = part.split((0.9, 0.1), seed=seed)
@@ -529,20 +557,21 @@ def train_and_dev_files(
 
 def scored_files(model: PointProcess, events: EventFiles, split: str | None) -> EventFiles:
     """As :func:`scored_part`, for files."""
-    splits = events.splits
-    name = split or ("test" if splits is not None and (splits == "test").any() else "all")
+    name = split or default_split(events, "test")
     kept = None
     if name == HELD_OUT or (split is None and name == "all"):
         kept = events.held_out(model)
-    if name == HELD_OUT and kept is None:
-        raise _nothing_held_out()
-    part = events.part(name) if kept is None else kept
     if kept is not None:
+        part = kept
         print_notice(
             f"scored: {kept.events:,} of {events.events:,} events in {len(kept):,} of "
             f"{len(events):,} sequences, which were held out from training; --split all scores "
             "everything"
         )
+    elif name == HELD_OUT:
+        raise _nothing_held_out()
+    else:
+        part = events.part(name)
     seen = part.overlap(model)
     if seen is not None:
         print_notice(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
@@ -559,12 +588,15 @@ def _nothing_held_out() -> UserError:
 
 def _parts_said(events: Dataset, cuts: tuple[str | float, ...]) -> str:
     """The parts of a log that is cut by time, in words."""
-    edges = [None, *cuts, None]
     said = []
-    for name, low, high in zip(("train", "dev", "test"), edges[:-1], edges[1:], strict=True):
-        part = events.between(low, high)
-        until = "" if high is None else f" until {_plain(events, high)}"
+    begin = None
+    for name, end in zip(("train", "dev", "test"), (*cuts, None), strict=True):
+        part = events.between(begin, end)
+        until = ""
+        if end is not None:
+            until = f" until {_plain(events, end)}"
         said.append(f"{name}{until} ({part.scored_events:,} events)")
+        begin = end
     return ", ".join(said)
 
 
@@ -575,7 +607,7 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     A notice names the sequences that were left out because the model was trained on them; a warning
     gives the number of scored sequences that it was trained on.
     """
-    from fourpoint.storage.trained_on import chose_weights, held_out, overlap
+    from fourpoint.storage.trained_on import held_out, overlap
 
     cut = _part_by_time(events, split)
     if cut is not None:
@@ -584,25 +616,33 @@ def scored_part(model: PointProcess, events: Dataset, split: str | None) -> Data
     kept = None
     if name == HELD_OUT or (split is None and name == "all"):
         kept = held_out(model, events)
-    if name == HELD_OUT and kept is None:
-        raise _nothing_held_out()
-    part = events.part(name) if kept is None else kept
     if kept is not None:
-        stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
-        what = (
-            f"{kept.scored_events:,} of {events.scored_events:,} events in {len(kept):,} of "
-            f"{len(events):,} sequences"
-        )
-        if kept.scored_events < kept.events:
-            what += " (the end of a sequence, given the events before)"
-        print_notice(
-            f"scored: {what}, which were held out from training{stopped}; "
-            "--split all scores everything"
-        )
+        part = kept
+        _report_held_out(model, events, kept)
+    elif name == HELD_OUT:
+        raise _nothing_held_out()
+    else:
+        part = events.part(name)
     seen = overlap(model, part)
     if seen is not None:
         print_notice(f"warning: {seen}. Score other data, or --split {HELD_OUT}", style="yellow")
     return part
+
+
+def _report_held_out(model: PointProcess, events: Dataset, kept: Dataset) -> None:
+    """Print which part of the data was held out from training."""
+    from fourpoint.storage.trained_on import chose_weights
+
+    stopped = ", and were used for early stopping" if chose_weights(model, kept) else ""
+    what = (
+        f"{kept.scored_events:,} of {events.scored_events:,} events in {len(kept):,} of "
+        f"{len(events):,} sequences"
+    )
+    if kept.scored_events < kept.events:
+        what += " (the end of a sequence, given the events before)"
+    print_notice(
+        f"scored: {what}, which were held out from training{stopped}; --split all scores everything"
+    )
 
 
 def _part_by_time(events: Dataset, split: str | None) -> Dataset | None:
@@ -611,17 +651,19 @@ def _part_by_time(events: Dataset, split: str | None) -> Dataset | None:
     """
     from fourpoint.events import SPLITS
 
-    cuts = () if events.log is None else events.log.split_at
+    cuts = _known_cuts(events)
     name = split or "test"
-    if not cuts or name not in SPLITS or events.splits is not None:
+    if not cuts or name not in SPLITS:
         return None
-    k = SPLITS.index(name)
     edges = [None, *cuts, None]
-    begin = edges[k]
-    end = edges[k + 1]
+    number = SPLITS.index(name)
+    begin, end = edges[number : number + 2]
     part = events.between(begin, end)
-    span = "from the beginning" if begin is None else f"from {_plain(events, begin)}"
-    span += "" if end is None else f" to {_plain(events, end)}"
+    span = "from the beginning"
+    if begin is not None:
+        span = f"from {_plain(events, begin)}"
+    if end is not None:
+        span += f" to {_plain(events, end)}"
     earlier = part.events - part.scored_events
     print_notice(
         f"scored: {part.scored_events:,} events of the {name} part, {span}, given {earlier:,} "
@@ -642,8 +684,9 @@ def some_of(events: Dataset, seed: int) -> Dataset:
     if total <= CHECKED:
         return events
     order = np.random.default_rng(seed).permutation(len(events))
-    rows = order[: max(1, int((np.cumsum(events.scored_lengths[order]) <= CHECKED).sum()))]
-    some = events.select(np.sort(rows))
+    drawn = np.cumsum(events.scored_lengths[order])
+    count = max(1, int(np.count_nonzero(drawn <= CHECKED)))
+    some = events.select(np.sort(order[:count]))
     what = f"{len(some):,} of {len(events):,} sequences, drawn with seed {seed}"
     if some.scored_events > 2 * CHECKED:
         share = CHECKED / some.scored_events
@@ -653,9 +696,11 @@ def some_of(events: Dataset, seed: int) -> Dataset:
     return some
 
 
-def default_split(events: Dataset, wanted: str) -> str:
+def default_split(events: Dataset | EventFiles, wanted: str) -> str:
     """The split ``wanted`` where the data has it, else all of the data."""
-    return wanted if events.splits is not None and (events.splits == wanted).any() else "all"
+    if _has_split(events, wanted):
+        return wanted
+    return "all"
 
 
 def _policy(typed: str) -> Ties:

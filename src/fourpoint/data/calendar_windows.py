@@ -48,7 +48,8 @@ class CalendarWindows:
 
     def of(self, ticks: NDArray[np.int64]) -> NDArray[np.int32]:
         """The number of the window in which each tick lies; they must lie inside the whole."""
-        return (np.searchsorted(self.origins, ticks, side="right") - 1).astype(np.int32)
+        after = np.searchsorted(self.origins, ticks, side="right")
+        return (after - 1).astype(np.int32)
 
 
 def calendar_windows(
@@ -80,20 +81,22 @@ def calendar_windows(
         last = period[1] - 1
     labels = _labels(_wall(first, clock), _wall(last, clock), by, clock)
     edges, names = _edges(labels, by, clock)
-    starts = edges[:-1]
+    origins = edges[:-1]
+    starts = origins
     stops = edges[1:]
     if period is not None:
         starts = np.maximum(starts, period[0])
         stops = np.minimum(stops, period[1])
     full = stops > starts
-    ids = tuple(name for name, keep in zip(names, full.tolist(), strict=True) if keep)
-    return CalendarWindows(ids, edges[:-1][full], starts[full], stops[full])
+    ids = tuple(names[i] for i in np.flatnonzero(full))
+    return CalendarWindows(ids, origins[full], starts[full], stops[full])
 
 
 def _wall(tick: int, clock: Clock) -> int:
     """The local time of a tick, in seconds."""
-    stamp = pa.chunked_array([pa.array([tick // clock.rate], pa.timestamp("s", clock.zone))])
-    return int(flat(pc.local_timestamp(stamp))[0])
+    seconds = pa.array([tick // clock.rate], pa.timestamp("s", clock.zone))
+    local = flat(pc.local_timestamp(seconds))
+    return int(local[0])
 
 
 def _labels(first: int, last: int, by: By, clock: Clock) -> NDArray[np.int64]:
@@ -102,11 +105,16 @@ def _labels(first: int, last: int, by: By, clock: Clock) -> NDArray[np.int64]:
     """
     span = SPAN[by]
     zero = MONDAY if by == "week" else 0
-    low, high = ((moment - zero) // span for moment in (first, last))
+    low = (first - zero) // span
+    high = (last - zero) // span
     if high - low >= MOST_WINDOWS:
-        begin, end = (clock.text(int(tick)) for tick in (clock.ticks.min(), clock.ticks.max()))
-        remedy = f"Look for an outlier, or cut by longer units than the {by}."
-        raise UserError(f"at most {MOST_WINDOWS:,} windows", f"times from {begin} to {end}", remedy)
+        begin = clock.text(int(clock.ticks.min()))
+        end = clock.text(int(clock.ticks.max()))
+        raise UserError(
+            f"at most {MOST_WINDOWS:,} windows",
+            f"times from {begin} to {end}",
+            f"Look for an outlier, or cut by longer units than the {by}.",
+        )
     return np.arange(low, high + 2) * span + zero
 
 
@@ -121,30 +129,26 @@ def _edges(labels: NDArray[np.int64], by: By, clock: Clock) -> tuple[NDArray[np.
     if clock.zone is None:
         return labels * clock.rate, _names(labels[:-1], by)
     stamps = pa.array(labels).view(pa.timestamp("s"))
-    early, late = (
-        flat(
-            pa.chunked_array(
-                [pc.assume_timezone(stamps, clock.zone, ambiguous=which, nonexistent="latest")]
-            )
-        )
-        for which in ("earliest", "latest")
-    )
-    names = np.array([*_names(labels, by)], dtype=object)
-    if by == "hour" and bool((late > early).any()):
+    early = pc.assume_timezone(stamps, clock.zone, ambiguous="earliest", nonexistent="latest")
+    late = pc.assume_timezone(stamps, clock.zone, ambiguous="latest", nonexistent="latest")
+    edges = flat(early)
+    second = flat(late)
+    names = np.array(_names(labels, by), dtype=object)
+    twice = np.flatnonzero(second > edges)
+    if by == "hour" and len(twice):
         # An hour that happens twice is two windows, told apart by their distance from UTC.
-        twice = np.flatnonzero(late > early)
-        names[twice] += [_offset(int(labels[i] - early[i])) for i in twice]
-        again = np.array([*_names(labels[twice], by)], dtype=object) + [
-            _offset(int(labels[i] - late[i])) for i in twice
-        ]
-        early = np.concatenate([early, late[twice]])
-        names = np.concatenate([names, again])
-    order = np.argsort(early, kind="stable")
-    early = early[order]
+        name = names[twice]
+        first_offset = [_offset(seconds) for seconds in (labels - edges)[twice].tolist()]
+        second_offset = [_offset(seconds) for seconds in (labels - second)[twice].tolist()]
+        names[twice] = name + first_offset
+        names = np.concatenate([names, name + second_offset])
+        edges = np.concatenate([edges, second[twice]])
+    order = np.argsort(edges, kind="stable")
+    edges = edges[order]
     names = names[order]
     # A unit that the calendar skips (Samoa had no 30 December 2011) begins where the next does.
-    real = np.append(np.diff(early) > 0, True)
-    return early[real] * clock.rate, names[real][:-1].tolist()
+    real = np.append(np.diff(edges) > 0, True)
+    return edges[real] * clock.rate, names[real][:-1].tolist()
 
 
 def _names(labels: NDArray[np.int64], by: By) -> list[str]:
@@ -154,14 +158,15 @@ def _names(labels: NDArray[np.int64], by: By) -> list[str]:
     if by == "day":
         return np.datetime_as_string(stamps, unit="D").tolist()
     # A week belongs to the year of its Thursday.
-    thursday = (labels + 3 * 86400).astype("datetime64[s]").astype("datetime64[D]")
+    thursday = (stamps + 3 * 86400).astype("datetime64[D]")
     year = thursday.astype("datetime64[Y]")
-    number = (thursday - year.astype("datetime64[D]")).astype(np.int64) // 7 + 1
-    return [
-        f"{y}-W{n:02d}" for y, n in zip(year.astype(str).tolist(), number.tolist(), strict=True)
-    ]
+    day = (thursday - year.astype("datetime64[D]")).astype(np.int64)
+    week = day // 7 + 1
+    names = zip(year.astype(str).tolist(), week.tolist(), strict=True)
+    return [f"{y}-W{n:02d}" for y, n in names]
 
 
 def _offset(seconds: int) -> str:
+    sign = "-" if seconds < 0 else "+"
     hours, minutes = divmod(abs(seconds) // 60, 60)
-    return f"{'-' if seconds < 0 else '+'}{hours:02d}:{minutes:02d}"
+    return f"{sign}{hours:02d}:{minutes:02d}"

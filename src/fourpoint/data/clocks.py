@@ -38,7 +38,8 @@ from fourpoint.events.dates import unit_named
 
 RATES = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
 WRITTEN = (0, 4, 6)  # digits of the time of day behind a date that is written as one number
-YEAR_1, YEAR_10000 = -62_135_596_800, 253_402_300_800  # seconds since 1970
+YEAR_1 = -62_135_596_800  # seconds since 1970
+YEAR_10000 = 253_402_300_800
 OFFSET = r":\d{2}(?:[.,]\d+)?\s*(?P<sign>[+-])(?P<hours>\d{2}):?(?P<minutes>\d{2})?\s*$"
 MOST_OFFSETS = 2000  # times whose offsets are looked at
 # Zones with daylight saving time, one for each rule that is in wide use.
@@ -74,10 +75,10 @@ class Clock:
         lowest = int(self.ticks.min(initial=0))
         highest = int(self.ticks.max(initial=0))
         if max(-lowest, highest) >= 2**63 // finer:
-            far = self.text(int(self.ticks[np.argmax(np.abs(self.ticks))]))
+            farthest = highest if highest >= -lowest else lowest
             raise UserError(
                 "times within some centuries of the others",
-                far,
+                self.text(farthest),
                 "Use a nearer time, or coarser times than nanoseconds.",
             )
         return self.ticks * finer
@@ -89,9 +90,15 @@ class Clock:
         '1970-01-01 01:00:00 Europe/Berlin'
         """
         stamp = pa.array([tick // self.rate], pa.timestamp("s", self.zone))
-        wall = flat(pa.chunked_array([pc.local_timestamp(stamp)]))[0]
-        shown = str(np.datetime64(int(wall), "s")).replace("T", " ").removesuffix(" 00:00:00")
-        return f"{shown} {self.zone}" if self.zone else shown
+        wall = flat(pc.local_timestamp(stamp))[0]
+        shown = _iso(int(wall)).removesuffix(" 00:00:00")
+        if not self.zone:
+            return shown
+        return f"{shown} {self.zone}"
+
+
+def _iso(seconds: int) -> str:
+    return str(np.datetime64(seconds, "s")).replace("T", " ")
 
 
 def read_clock(
@@ -158,33 +165,45 @@ def _zone_of_offsets(
     text = column.take(pa.array(rows))
     if pa.types.is_dictionary(text.type):
         text = text.cast(text.type.value_type)
-    found = pc.extract_regex(text, OFFSET)
-    sign, hours, minutes = (pc.struct_field(found, name) for name in ("sign", "hours", "minutes"))
-    whole = (
-        pc.fill_null(pc.cast(pc.if_else(pc.equal(part, ""), "0", part), pa.int64()), 0)
-        for part in (hours, minutes)
-    )
-    size = sum(unit * flat(part) for unit, part in zip((3600, 60), whole, strict=True))
-    negative = flat(pc.cast(pc.fill_null(pc.equal(sign, "-"), False), pa.int8())).astype(bool)
-    offsets = np.where(negative, -size, size)
+    offsets = _offsets(text)
     if not offsets.any():
         return None
     if (offsets != offsets[0]).any():
-        instants = pa.array(seconds[rows])
+        utc = seconds[rows]
+        instants = pa.array(utc)
         for zone in SEASONAL:
             local = pc.local_timestamp(instants.view(pa.timestamp("s", zone)))
-            if np.array_equal(flat(pa.chunked_array([local])) - seconds[rows], offsets):
+            if np.array_equal(flat(local) - utc, offsets):
                 notes.append(
                     f"offsets from UTC change as those of {zone} do: hours, days and weekdays are "
                     "taken in that zone (--timezone)"
                 )
                 return zone
-    example = str(text[int(np.flatnonzero(offsets)[0])]).strip()
+    first = int(np.flatnonzero(offsets)[0])
+    example = str(text[first]).strip()
     notes.append(
         f"times such as {example!r} have an offset from UTC: hours, days and weekdays are taken in "
         "UTC; --timezone names the zone to take them in, for example Europe/Berlin"
     )
     return None
+
+
+def _offsets(text: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The offset from UTC that stands behind each time, in seconds; 0 where none does."""
+    found = pc.extract_regex(text, OFFSET)
+    size = 3600 * _whole_part(found, "hours") + 60 * _whole_part(found, "minutes")
+    sign = pc.struct_field(found, "sign")
+    is_negative = pc.fill_null(pc.equal(sign, "-"), False)
+    negative = flat(pc.cast(is_negative, pa.int8())).astype(bool)
+    return np.where(negative, -size, size)
+
+
+def _whole_part(found: pa.ChunkedArray, name: str) -> NDArray[np.int64]:
+    """A part of a regular expression as whole numbers, 0 where it is missing."""
+    part = pc.struct_field(found, name)
+    digits = pc.if_else(pc.equal(part, ""), "0", part)
+    values = pc.cast(digits, pa.int64())
+    return flat(pc.fill_null(values, 0))
 
 
 def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
@@ -193,24 +212,24 @@ def _check_range(ticks: NDArray[np.int64], rate: int, fault: Fault) -> None:
     """
     if not len(ticks):
         return
-    first = int(ticks.min())
-    last = int(ticks.max())
-    for row, tick in ((int(ticks.argmin()), first), (int(ticks.argmax()), last)):
+    first = int(ticks.argmin())
+    last = int(ticks.argmax())
+    for row in (first, last):
+        tick = int(ticks[row])
         if not YEAR_1 <= tick // rate < YEAR_10000:
-            expected = "times from the year 1 to the year 9999"
             raise fault(
-                expected,
+                "times from the year 1 to the year 9999",
                 row,
                 f"{tick} ticks of 1/{rate} s since 1970",
                 "Correct or remove the row, or check the unit of the column.",
             )
-    if last - first >= 2**63:
-        remedy = "Write times in microseconds, which reach further."
+    apart = int(ticks[last]) - int(ticks[first])
+    if apart >= 2**63:
         raise fault(
             "times less than 292 years apart, as nanoseconds are counted",
-            int(ticks.argmax()),
-            f"{last - first:,} ns",
-            remedy,
+            last,
+            f"{apart:,} ns",
+            "Write times in microseconds, which reach further.",
         )
 
 
@@ -251,23 +270,28 @@ def check_zone(name: str) -> None:
     except pa.ArrowException as error:
         from zoneinfo import available_timezones
 
-        known = available_timezones()
-        last = {zone.rsplit("/", 1)[-1].lower(): zone for zone in sorted(known)}
-        wanted = name.rsplit("/", 1)[-1].strip().lower().replace(" ", "_")
-        near = [last[word] for word in get_close_matches(wanted, last, n=2, cutoff=0.7)]
+        places = {_place(zone): zone for zone in sorted(available_timezones())}
+        wanted = _place(name).replace(" ", "_")
+        near = get_close_matches(wanted, places, n=2, cutoff=0.7)
+        remedy = "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
         if near:
-            remedy = f"Did you mean {' or '.join(map(repr, near))}?"
-        else:
-            remedy = "Use an IANA name such as 'Europe/Berlin', or 'UTC'."
+            remedy = f"Did you mean {' or '.join(repr(places[place]) for place in near)}?"
         raise UserError("the name of a time zone", f"{name!r}", remedy) from error
 
 
+def _place(zone: str) -> str:
+    """The last part of the name of a zone: "berlin" of "Europe/Berlin"."""
+    return zone.rsplit("/", 1)[-1].strip().lower()
+
+
 def _ticks(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], int, str | None]:
-    if pa.types.is_date32(column.type):
-        return flat(column).astype(np.int64) * 86400, 1, None
-    if pa.types.is_date64(column.type):
-        return flat(column).astype(np.int64), 1000, None
-    return flat(column).astype(np.int64, copy=False), RATES[column.type.unit], column.type.tz
+    values = flat(column).astype(np.int64, copy=False)
+    kind = column.type
+    if pa.types.is_date32(kind):
+        return values * 86400, 1, None
+    if pa.types.is_date64(kind):
+        return values, 1000, None
+    return values, RATES[kind.unit], kind.tz
 
 
 def _epoch(
@@ -285,26 +309,26 @@ def _epoch(
     if pa.types.is_integer(column.type):
         for digits in WRITTEN:
             if low // 10**digits >= 19000101 and high // 10**digits <= 22001231:
-                written = _written_stamps(flat(column).astype(np.int64), digits, notes, fault)
+                values = flat(column).astype(np.int64)
+                written = _written_stamps(values, digits, notes, fault)
                 if written is not None or not digits:
                     return written
     edges = [min(FIRST_EPOCH * 1000**k, 2.0**63) for k in range(5)]
-    band = next((k for k in range(4) if edges[k] <= low and high < edges[k + 1]), None)
-    if band is None:
+    bands = [k for k in range(4) if edges[k] <= low and high < edges[k + 1]]
+    if not bands:
         return None
-    unit, rate = list(RATES.items())[band]
+    unit, rate = list(RATES.items())[bands[0]]
     notes.append(
         f"numbers near {low:.3g} are read as {unit_named(unit)} since 1970 (--time-unit 'as "
         "given' leaves them)"
     )
+    values = flat(column)
     if pa.types.is_floating(column.type):
         # A float of seconds resolves a quarter of a microsecond.
-        return (
-            np.rint(flat(column) * (1_000_000 / min(rate, 1_000_000))).astype(np.int64),
-            max(rate, 1_000_000),
-            "UTC",
-        )
-    return flat(column).astype(np.int64), rate, "UTC"
+        finer = max(rate, 1_000_000)
+        values = np.rint(values * (1_000_000 / min(rate, 1_000_000)))
+        return values.astype(np.int64), finer, "UTC"
+    return values.astype(np.int64), rate, "UTC"
 
 
 def _written_stamps(
@@ -314,22 +338,18 @@ def _written_stamps(
     not the fields of a calendar and a clock.
     """
     date, time = np.divmod(values, 10**digits)
+    year = date // 10000
     month = date // 100 % 100
     day = date % 100
-    months = (date // 10000 - 1970) * 12 + month - 1
-    first, next_first = (
-        some.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64)
-        for some in (months, months + 1)
-    )
-    days = first + day - 1
-    hour, minute, second = (
-        time // 10 ** max(digits - place, 0) % 100 if digits >= place else np.zeros_like(time)
-        for place in (2, 4, 6)
-    )
-    possible = (month >= 1) & (month <= 12) & (day >= 1) & (day <= 31)
-    if not (possible & (hour < 24) & (minute < 60) & (second < 60)).all():
+    months = (year - 1970) * 12 + month - 1
+    days = _first_days(months) + day - 1
+    hour, minute, second = _time_of_day(time, digits)
+    possible = (month >= 1) & (month <= 12)
+    possible &= (day >= 1) & (day <= 31)
+    possible &= (hour < 24) & (minute < 60) & (second < 60)
+    if not possible.all():
         return None
-    beyond = np.flatnonzero(days >= next_first)
+    beyond = np.flatnonzero(days >= _first_days(months + 1))
     if len(beyond):
         row = int(beyond[0])
         raise fault("dates that exist", row, int(values[row]), "Mend or remove the row.")
@@ -337,6 +357,21 @@ def _written_stamps(
     notes.append(f"numbers such as {values[0]} are read as {what}")
     seconds = days * 86400 + hour * 3600 + minute * 60 + second
     return seconds, 1 if digits else 0, None
+
+
+def _time_of_day(
+    time: NDArray[np.int64], digits: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Hour, minute and second of times such as 0930 and 093000, of 4 or 6 ``digits``; 0 without."""
+    if digits == 6:
+        return time // 10000, time // 100 % 100, time % 100
+    return time // 100, time % 100, np.zeros_like(time)
+
+
+def _first_days(months: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first day of each month; both are counted from January 1970."""
+    dates = months.astype("datetime64[M]").astype("datetime64[D]")
+    return dates.astype(np.int64)
 
 
 def looks_like_time(text: str) -> bool:
@@ -350,10 +385,8 @@ def looks_like_time(text: str) -> bool:
     ... )
     (True, True, False, False)
     """
-    return (
-        re.match(r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})", text)
-        is not None
-    )
+    date = r"\s*(\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{2,4})"
+    return re.match(date, text) is not None
 
 
 FOLD = 4 * 3600  # seconds that two local times of one fold are at most apart
@@ -385,21 +418,25 @@ def localise(
     ([3000], ['2 times lie in an hour that America/New_York has twice: told apart by ...'])
     """
     early, late = _both(wall, rate, zone)
+    if dates:
+        return early
     skipped = np.flatnonzero(late < early)
-    if len(skipped) and not dates:
+    if len(skipped):
         row = int(skipped[0])
-        value = str(np.datetime64(int(wall[row] // rate), "s")).replace("T", " ")
-        remedy = (
+        raise fault(
+            f"times that exist in {zone}",
+            row,
+            _iso(int(wall[row] // rate)),
             "Clocks skip it in spring: perhaps the times are in UTC (timezone='UTC') or in "
-            "standard time all year."
+            "standard time all year.",
         )
-        raise fault(f"times that exist in {zone}", row, value, remedy)
     twice = np.flatnonzero(late > early)
-    if not len(twice) or dates:
+    if not len(twice):
         return early
     second, open_rows = _second(wall, rate, twice, code)
+    later = twice[second]
     early = early.copy()
-    early[twice[second]] = late[twice[second]]
+    early[later] = late[later]
     note = (
         f"{len(twice):,} times lie in an hour that {zone} has twice: told apart by the order of "
         "rows"
@@ -418,12 +455,9 @@ def _both(
     """
     unit = {1: "s", 1000: "ms", 1_000_000: "us"}.get(rate, "ns")
     stamps = pa.array(wall).view(pa.timestamp(unit))
-    chosen = (("earliest", "latest"), ("latest", "earliest"))
-    early, late = (
-        flat(pa.chunked_array([pc.assume_timezone(stamps, zone, ambiguous=a, nonexistent=b)]))
-        for a, b in chosen
-    )
-    return early, late
+    early = pc.assume_timezone(stamps, zone, ambiguous="earliest", nonexistent="latest")
+    late = pc.assume_timezone(stamps, zone, ambiguous="latest", nonexistent="earliest")
+    return flat(early), flat(late)
 
 
 def _second(
@@ -436,34 +470,31 @@ def _second(
     falls = int((wall[1:] < wall[:-1]).sum())
     rises = int((wall[1:] > wall[:-1]).sum())
     if falls > rises + 1:  # the newest row first
-        second, left = _second(
-            wall[::-1],
-            rate,
-            len(wall) - 1 - twice[::-1],
-            None if code is None else lambda: code()[::-1],
-        )
+        backwards = None if code is None else lambda: code()[::-1]
+        rows = len(wall) - 1 - twice[::-1]
+        second, left = _second(wall[::-1], rate, rows, backwards)
         return second[::-1], left
-    order = np.arange(len(twice))
-    fold = wall[twice] // (rate * FOLD)
+    count = len(twice)
+    order = np.arange(count)
+    change = np.zeros(max(count - 1, 0), dtype=bool)
+    local = wall[twice]
+    fold = local // (rate * FOLD)
     # Descents beyond one a fold mean that the rows are in order at most inside each sequence.
     if code is not None and falls > len(np.unique(fold)):
         own = code()[twice]
         order = np.argsort(own, kind="stable")
-        change = own[order][1:] != own[order][:-1]
-    else:
-        change = np.zeros(max(len(twice) - 1, 0), dtype=bool)
-    local = wall[twice][order]
-    steps_of_time = np.diff(local)
-    far = np.abs(steps_of_time) > rate * FOLD
+        change = np.diff(own[order]) != 0
+    step = np.diff(local[order])
+    far = np.abs(step) > rate * FOLD
     apart = change | far
     run = np.concatenate([[0], np.cumsum(apart)])
-    back = np.concatenate([[False], (steps_of_time < 0) & ~apart])
-    steps = np.bincount(run, weights=back)
-    told = steps[run] == 1
+    back = np.concatenate([[False], (step < 0) & ~apart])
+    steps_back = np.bincount(run, weights=back)
+    told = steps_back[run] == 1
     passed_by = np.concatenate([[0], np.cumsum(back)])
     begins = np.searchsorted(run, np.arange(run[-1] + 1))
     before = passed_by[begins]
     passed = passed_by[1:] > before[run]
-    second = np.zeros(len(twice), dtype=bool)
+    second = np.zeros(count, dtype=bool)
     second[order] = passed & told
-    return second, int((~told).sum())
+    return second, int(np.count_nonzero(~told))

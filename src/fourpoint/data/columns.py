@@ -45,30 +45,42 @@ class Columns:
 
     def metadata(self, key: bytes) -> bytes | None:
         """What the file's metadata says under ``key``, or None."""
-        return (self.table.schema.metadata or {}).get(key)
+        metadata = self.table.schema.metadata
+        if metadata is None:
+            return None
+        return metadata.get(key)
 
     def error(self, expected: str, received: str, remedy: str) -> EventDataError:
         """An error about this table."""
         return self.table.error(expected, received, remedy)
 
     def fault(
-        self, name: str, expected: str, row: int, value: object, remedy: str
+        self,
+        name: str,
+        expected: str,
+        row: int,
+        value: object,
+        remedy: str,
     ) -> EventDataError:
         """An error about one row of a column."""
         shown = repr(value) if isinstance(value, str) else str(value)
-        shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+        if len(shown) > 60:
+            shown = f"{shown[:57]}..."
         return self.error(
-            f"{expected} in column {name!r}", f"{shown} at {self.table.place(row)}", remedy
+            f"{expected} in column {name!r}",
+            f"{shown} at {self.table.place(row)}",
+            remedy,
         )
 
     def take(self, name: str) -> pa.ChunkedArray:
         """The Arrow column, without nulls; it is not held any longer."""
         column = self.held.pop(name)
         if column.null_count:
-            place = self.table.place(int(pc.index(column.is_null(), True).as_py()))
-            received = f"{column.null_count:,} null, the first at {place}"
+            row = int(pc.index(column.is_null(), True).as_py())
             raise self.error(
-                f"a value in every row of column {name!r}", received, "Remove or fill these rows."
+                f"a value in every row of column {name!r}",
+                f"{column.null_count:,} null, the first at {self.table.place(row)}",
+                "Remove or fill these rows.",
             )
         return column
 
@@ -151,54 +163,64 @@ class Columns:
 
     def _integers(self, name: str) -> pa.ChunkedArray:
         column = _decoded(self.take(name))
-        return column.cast(pa.int64()) if pa.types.is_floating(column.type) else column
+        if pa.types.is_floating(column.type):
+            return column.cast(pa.int64())
+        return column
 
     def labels(self, name: str, most: int | None = None) -> tuple[Numbered, list[str]]:
         """Rows by the value they have, and the values as text in order of first appearance;
         ``most`` bounds their number.
         """
         if not self.is_text(name):
-            numbered = number(pieces(self._integers(name)))
-            self.check_count(name, len(numbered.distinct), most)
+            numbered = self._numbered(name, pieces(self._integers(name)), most)
             return numbered, list(map(str, numbered.distinct.tolist()))
         column = self.take(name)
         if pa.types.is_boolean(column.type):
             column = column.cast(pa.string())
-        # A stored dictionary may hold values that no row has, in any order, and nulls.
-        nulls = pa.types.is_dictionary(column.type) and any(
-            chunk.dictionary.null_count for chunk in column.chunks
-        )
-        plain = not pa.types.is_dictionary(column.type) or nulls
-        if nulls:
+        if not pa.types.is_dictionary(column.type):
+            column = column.dictionary_encode()
+        elif any(chunk.dictionary.null_count for chunk in column.chunks):
+            # A stored dictionary may hold values that no row has, in any order, and nulls.
             self.check_words(column)
-        encoded = (_decoded(column) if plain else column).dictionary_encode().unify_dictionaries()
-        indices = pieces(
-            pa.chunked_array([chunk.indices for chunk in encoded.chunks], encoded.type.index_type)
-        )
-        words = encoded.chunk(0).dictionary if encoded.num_chunks else pa.array([], pa.string())
-        numbered = number(indices)
+            column = _decoded(column).dictionary_encode()
+        encoded = column.unify_dictionaries()
+        indices = [chunk.indices for chunk in encoded.chunks]
+        codes = pa.chunked_array(indices, encoded.type.index_type)
+        numbered = self._numbered(name, pieces(codes), most)
+        words = pa.array([], pa.string())
+        if encoded.num_chunks:
+            words = encoded.chunk(0).dictionary
+        found = words.take(pa.array(numbered.distinct))
+        return numbered, found.to_pylist()
+
+    def _numbered(self, name: str, values: list[NDArray[Any]], most: int | None) -> Numbered:
+        """Rows by the value they have, of which there are at most ``most``."""
+        numbered = number(values)
         self.check_count(name, len(numbered.distinct), most)
-        return numbered, words.take(pa.array(numbered.distinct)).to_pylist()
+        return numbered
 
     def check_words(self, column: pa.ChunkedArray, longest: int = sys.maxsize) -> None:
         """Refuse words that do not fit into memory once each row has its own; longer ones than
         ``longest`` are refused later.
         """
-        Expansion(self.table.label).check(min(decoded_size(column), longest * len(column)))
+        size = min(decoded_size(column), longest * len(column))
+        Expansion(self.table.label).check(size)
 
     def check_count(self, name: str, count: int, most: int | None) -> None:
         """Refuse more than ``most`` different values."""
         if most is not None and count > most:
-            received = f"{count:,} different values in {len(self):,} rows"
             raise self.error(
-                f"at most {most:,} types in column {name!r}", received, "Choose a column of types."
+                f"at most {most:,} types in column {name!r}",
+                f"{count:,} different values in {len(self):,} rows",
+                "Choose a column of types.",
             )
 
 
 def open_columns(table: Table, names: list[str]) -> Columns:
     """Read the named columns of a table."""
     read = table.load(names)
-    return Columns(table, {name: _without_views(read[name]) for name in names}, int(read.num_rows))
+    held = {name: _without_views(read[name]) for name in names}
+    return Columns(table, held, int(read.num_rows))
 
 
 def give_back() -> None:
@@ -208,7 +230,9 @@ def give_back() -> None:
 
 def value_type(column: pa.ChunkedArray) -> pa.DataType:
     """The type of the values, where they may be coded by a dictionary."""
-    return column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if pa.types.is_dictionary(column.type):
+        return column.type.value_type
+    return column.type
 
 
 def is_words(kind: pa.DataType) -> bool:
@@ -220,7 +244,9 @@ def is_words(kind: pa.DataType) -> bool:
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
 
 
 def decoded_size(column: pa.ChunkedArray) -> int:
@@ -239,13 +265,13 @@ def _without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Views of strings, as polars has them, as strings: few of Arrow's functions take views."""
     if not pa.types.is_string_view(value_type(column)):
         return column
-    if not pa.types.is_dictionary(column.type):
-        return column.cast(pa.large_string())
     words = pa.large_string()
-    chunks = [
-        pa.DictionaryArray.from_arrays(chunk.indices, chunk.dictionary.cast(words))
-        for chunk in column.chunks
-    ]
+    if not pa.types.is_dictionary(column.type):
+        return column.cast(words)
+    chunks = []
+    for chunk in column.chunks:
+        dictionary = chunk.dictionary.cast(words)
+        chunks.append(pa.DictionaryArray.from_arrays(chunk.indices, dictionary))
     return pa.chunked_array(chunks, pa.dictionary(column.type.index_type, words))
 
 
@@ -265,8 +291,9 @@ def _whole(column: pa.ChunkedArray) -> bool:
     """
     if not pa.types.is_floating(column.type) or not len(column):
         return False
-    same = pc.all(pc.equal(column, pc.floor(column))).as_py()
-    return bool(same) and bool(pc.all(pc.less(pc.abs(column), 2.0**53)).as_py())
+    whole = pc.equal(column, pc.floor(column))
+    exact = pc.less(pc.abs(column), 2.0**53)
+    return bool(pc.all(whole).as_py()) and bool(pc.all(exact).as_py())
 
 
 def read_marks(
@@ -277,43 +304,45 @@ def read_marks(
 
     Words are types in alphabetical order, and marks that are all 0 are no marks.
     """
-    if name is None and not own and names is not None and len(names) > 1:
-        raise columns.error(
-            f"a column of types, for {len(names)} marks", "none", "Name it with mark= (--mark)."
-        )
     if name is None:
-        return np.zeros(len(columns), dtype=np.int64), MarkSpace.of(
-            None if names is None else tuple(names)
-        )
+        if names is not None and len(names) > 1 and not own:
+            raise columns.error(
+                f"a column of types, for {len(names)} marks",
+                "none",
+                "Name it with mark= (--mark).",
+            )
+        space = MarkSpace() if names is None else MarkSpace.of(tuple(names))
+        return np.zeros(len(columns), dtype=np.int64), space
     if columns.is_text(name):
-        return _named_marks(columns, *columns.labels(name, MOST_TYPES), names)
+        numbered, words = columns.labels(name, MOST_TYPES)
+        return _named_marks(columns, numbered, words, names)
     values = columns.integers(name)
-    low, high = 0, 0
-    if len(values):
-        low = int(values.min())
-        high = int(values.max())
+    low = int(values.min()) if len(values) else 0
+    high = int(values.max()) if len(values) else 0
     if not own and (names is not None or not _are_types(values, low, high)):
         numbered = number(values)
         columns.check_count(name, len(numbered.distinct), MOST_TYPES)
         words = list(map(str, numbered.distinct.tolist()))
-        return _named_marks(
-            columns, numbered, words, sorted(words, key=int) if names is None else names
-        )
+        if names is None:
+            names = sorted(words, key=int)
+        return _named_marks(columns, numbered, words, names)
     if names is None and low == high == 0:
         return np.zeros(len(values), dtype=np.int64), MarkSpace()
-    limit = MOST_TYPES if names is None else len(names)
+    remedy = "Number the types from 0, or write them as text."
+    limit = MOST_TYPES
+    if names is not None:
+        remedy = "Correct the mark, or name more types."
+        limit = len(names)
     if low < 0 or high >= limit:
-        row = int(np.flatnonzero((values < 0) | (values >= limit))[0])
-        if names is None:
-            remedy = "Number the types from 0, or write them as text."
-        else:
-            remedy = "Correct the mark, or name more types."
+        outside = (values < 0) | (values >= limit)
+        row = int(np.flatnonzero(outside)[0])
         raise columns.error(
-            f"marks from 0 to {limit - 1}", f"{values[row]} at {columns.table.place(row)}", remedy
+            f"marks from 0 to {limit - 1}",
+            f"{values[row]} at {columns.table.place(row)}",
+            remedy,
         )
-    return values.astype(np.int64, copy=False), MarkSpace.categorical(
-        high + 1 if names is None else tuple(names)
-    )
+    space = MarkSpace.categorical(high + 1 if names is None else tuple(names))
+    return values.astype(np.int64, copy=False), space
 
 
 def read_splits(columns: Columns, name: str) -> tuple[NDArray[np.int32], NDArray[np.str_]]:
@@ -323,17 +352,18 @@ def read_splits(columns: Columns, name: str) -> tuple[NDArray[np.int32], NDArray
     if not columns.is_text(name):
         raise columns.error(f"text in column {name!r}", "whole numbers", "Use train, dev and test.")
     numbered, words = columns.labels(name)
-    odd = next((i for i, word in enumerate(words) if word not in (HISTORY, *SPLITS)), None)
-    if odd is not None:
-        row = int(np.argmax(numbered.code() == odd))
-        if words[odd].lower().startswith("val"):
+    known = (HISTORY, *SPLITS)
+    odd = [i for i, word in enumerate(words) if word not in known]
+    if odd:
+        row = int(np.argmax(numbered.code() == odd[0]))
+        word = words[odd[0]]
+        near = get_close_matches(word.lower(), SPLITS, n=1)
+        if word.lower().startswith("val"):
             near = ["dev"]
-        else:
-            near = get_close_matches(words[odd].lower(), SPLITS, n=1)
         remedy = f"Rename it to {near[0]!r}." if near else "Rename the values of the split column."
         raise columns.error(
             "splits called train, dev or test",
-            f"{words[odd]!r} at {columns.table.place(row)}",
+            f"{word!r} at {columns.table.place(row)}",
             remedy,
         )
     return numbered.code(), np.array(words, dtype=np.str_)
@@ -343,24 +373,31 @@ def _are_types(values: NDArray[Any], low: int, high: int) -> bool:
     """Whether whole numbers from ``low`` to ``high`` are exactly 0 to M-1."""
     if low != 0 or high >= min(MOST_TYPES, max(len(values), 1)):
         return False
-    return bool((np.bincount(values.astype(np.int64, copy=False)) > 0).all())
+    counts = np.bincount(values.astype(np.int64, copy=False))
+    return bool((counts > 0).all())
 
 
 def _named_marks(
-    columns: Columns, numbered: Numbered, words: list[str], names: Ordered[str] | None
+    columns: Columns,
+    numbered: Numbered,
+    words: list[str],
+    names: Ordered[str] | None,
 ) -> tuple[NDArray[np.int64], MarkSpace]:
     known = sorted(words) if names is None else names
     place = {word: i for i, word in enumerate(known)}
-    odd = next((i for i, word in enumerate(words) if word not in place), None)
-    if odd is not None:
-        row = int(np.argmax(numbered.code() == odd))
-        near = get_close_matches(words[odd], known, n=1)
+    odd = [i for i, word in enumerate(words) if word not in place]
+    if odd:
+        row = int(np.argmax(numbered.code() == odd[0]))
+        word = words[odd[0]]
+        near = get_close_matches(word, known, n=1)
         if near:
             remedy = f"Did you mean {near[0]!r}?"
         else:
             remedy = f"Known marks are like {', '.join(map(repr, known[:3]))}."
         raise columns.error(
-            "marks that the file names", f"{words[odd]!r} at {columns.table.place(row)}", remedy
+            "marks that the file names",
+            f"{word!r} at {columns.table.place(row)}",
+            remedy,
         )
     marks = np.array([place[word] for word in words], dtype=np.int64)
     return marks[numbered.code()], MarkSpace.of(tuple(known) or None)

@@ -30,6 +30,7 @@ from fourpoint.data.opened import flat
 from fourpoint.data.roles import guess_time, plain_name
 from fourpoint.data.tables import open_table
 from fourpoint.events import Context, Dataset, EventDataError, Steps, UserError
+from fourpoint.events.batching import offsets_of
 from fourpoint.events.dates import SECONDS, shown
 from fourpoint.log_format import LogFormat
 
@@ -89,7 +90,8 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
     notes: list[str] = []
     read = partial(_Beside, data=data, timezone=tables.timezone)
     if tables.covariates is not None:
-        data = _with_covariates(data, read(tables.covariates, what="covariates"), tables, notes)
+        table = read(tables.covariates, what="covariates")
+        data = _with_covariates(data, table, tables, notes)
     if tables.observed is not None:
         table = read(tables.observed, what="observed")
         observed = table.intervals()
@@ -98,9 +100,11 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
         data = _times_exposure(data, _recorded(data, between))
     if tables.gaps is not None:
         gaps = read(tables.gaps, what="gaps").intervals()
-        data = _times_exposure(data, _recorded(data, [gaps.of(i) for i in range(len(data))]))
+        by_sequence = [gaps.of(i) for i in range(len(data))]
+        data = _times_exposure(data, _recorded(data, by_sequence))
     if tables.exposure is not None:
-        data = _times_exposure(data, _exposure(data, read(tables.exposure, what=EXPOSURE), notes))
+        table = read(tables.exposure, what=EXPOSURE)
+        data = _times_exposure(data, _exposure(data, table, notes))
     return data, notes
 
 
@@ -110,13 +114,17 @@ def sequence_column(source: object, log: LogFormat) -> str | None:
     >>> sequence_column({"time": [0.0], "seq_id": ["a"], "rain": [1]}, LogFormat("time"))
     'seq_id'
     """
-    return _sequence_column(list(open_table(source).schema.names), log)
+    names = open_table(source).schema.names
+    return _sequence_column(names, log)
 
 
 def _sequence_column(names: list[str], log: LogFormat) -> str | None:
     plain = {plain_name(name): name for name in names}
-    wanted = [log.sequence or "", *SEQUENCES]
-    return next((plain[plain_name(word)] for word in wanted if plain_name(word) in plain), None)
+    for word in (log.sequence or "", *SEQUENCES):
+        found = plain.get(plain_name(word))
+        if found is not None:
+            return found
+    return None
 
 
 def checked_impute(impute: str | None) -> Impute | None:
@@ -125,9 +133,11 @@ def checked_impute(impute: str | None) -> Impute | None:
     >>> checked_impute("mean")
     'mean'
     """
+    if impute is None:
+        return None
     known: dict[str, Impute] = {"previous": "previous", "mean": "mean"}
-    if impute is None or impute in known:
-        return None if impute is None else known[impute]
+    if impute in known:
+        return known[impute]
     raise UserError(
         f"an imputation: {' or '.join(known)}",
         f"{impute!r}",
@@ -234,15 +244,23 @@ def _indicators(
 def _missing(column: pa.ChunkedArray) -> NDArray[np.bool_]:
     """Which values are null, NaN or empty text."""
     plain = _decoded(column)
-    missing = np.asarray(plain.is_null(nan_is_null=True).to_numpy(zero_copy_only=False), dtype=bool)
+    missing = _as_bool(plain.is_null(nan_is_null=True))
     if is_words(plain.type):
-        blank = pc.equal(pc.utf8_trim_whitespace(plain), "").fill_null(True)
-        missing = missing | np.asarray(blank.to_numpy(zero_copy_only=False), dtype=bool)
+        text = pc.utf8_trim_whitespace(plain)
+        blank = pc.equal(text, "").fill_null(True)
+        missing = missing | _as_bool(blank)
     return missing
 
 
+def _as_bool(column: pa.ChunkedArray) -> NDArray[np.bool_]:
+    values = column.to_numpy(zero_copy_only=False)
+    return np.asarray(values, dtype=bool)
+
+
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return column.cast(value_type(column)) if pa.types.is_dictionary(column.type) else column
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return column.cast(value_type(column))
 
 
 def _previous(
@@ -254,15 +272,18 @@ def _previous(
     if groups is not None:
         order = np.argsort(groups, kind="stable")
         inside = np.maximum.accumulate(np.where(missing[order], -1, rows))
-        own = np.where(inside >= 0, order[np.maximum(inside, 0)], -1)
+        known = np.maximum(inside, 0)
+        own = np.where(inside >= 0, order[known], -1)
         source = np.empty_like(own)
         source[order] = own
-        source[(source >= 0) & (groups[np.maximum(source, 0)] != groups)] = -1
+        elsewhere = groups[np.maximum(source, 0)] != groups
+        source[(source >= 0) & elsewhere] = -1
     lost = np.flatnonzero(source < 0)
     if len(lost):
+        first = int(lost[0])
         raise columns.error(
             f"a previous value for every missing one in column {name!r}",
-            f"none before {columns.table.place(int(lost[0]))}",
+            f"none before {columns.table.place(first)}",
             "Fill in the first value, or use impute='mean' (--impute mean).",
         )
     return source
@@ -283,15 +304,19 @@ class _Origins:
     @staticmethod
     def of(data: Dataset) -> _Origins:
         dated = data.dates(0) if len(data) else None
-        if dated is None or data.context is None or data.context.origin is None:
+        context = data.context
+        if dated is None or context is None or context.origin is None:
             return _Origins(None, None)
-        zeros = np.rint(data.context.origin * 1e6).astype(np.int64)
+        microseconds = np.rint(context.origin * 1e6)
+        zeros = microseconds.astype(np.int64)
         return _Origins(zeros, SECONDS[data.unit] * 1e6)
 
     @property
     def differ(self) -> bool:
         """Whether sequences have origins of their own."""
-        return self.zeros is not None and bool((self.zeros != self.zeros[0]).any())
+        if self.zeros is None:
+            return False
+        return bool((self.zeros != self.zeros[0]).any())
 
     def times(self, i: int, moments: Moments) -> Floats:
         """Moments in the time of sequence ``i``; whole microseconds are subtracted before they are
@@ -299,7 +324,8 @@ class _Origins:
         """
         if self.zeros is None or self.per is None:
             return np.asarray(moments, dtype=np.float64)
-        return (moments - self.zeros[i]) / self.per
+        since = moments - self.zeros[i]
+        return since / self.per
 
 
 @dataclass(frozen=True)
@@ -312,8 +338,11 @@ class _Intervals:
     origins: _Origins
 
     def of(self, i: int) -> tuple[Floats, Floats]:
-        own = slice(None) if self.rows is None else self.rows[i]
-        starts, stops = (self.origins.times(i, edge[own]) for edge in (self.starts, self.stops))
+        own: slice | Integers = slice(None)
+        if self.rows is not None:
+            own = self.rows[i]
+        starts = self.origins.times(i, self.starts[own])
+        stops = self.origins.times(i, self.stops[own])
         return starts, stops
 
 
@@ -345,37 +374,52 @@ class _Beside:
                 f"{', '.join(map(repr, self.names)) or 'no columns'}",
                 "Rename the columns.",
             )
-        first, last = (self.plain[word] for word in pairs[0])
-        columns = self._open([first, last])
-        starts, stops = (self._moments(columns, name) for name in (first, last))
+        first, last = pairs[0]
+        start = self.plain[first]
+        stop = self.plain[last]
+        columns = self._open([start, stop])
+        starts = self._moments(columns, start)
+        stops = self._moments(columns, stop)
         wrong = np.flatnonzero(stops <= starts)
         if len(wrong):
             row = int(wrong[0])
             raise self.table.error(
                 f"intervals of {self.what} whose start is before their stop",
-                f"{self._shown(starts[row])} to {self._shown(stops[row])} at "
-                f"{self.table.place(row)}",
+                self._interval(starts, stops, row),
                 "Correct the row.",
             )
         rows = self._rows(columns)
-        parts = [np.arange(len(starts))] if rows is None else rows
+        parts = _parts(starts, rows)
         ordered = [part[np.argsort(starts[part], kind="stable")] for part in parts]
         for part in ordered:
-            late = np.flatnonzero(starts[part][1:] < stops[part][:-1])
-            if len(late):
-                one, two = (int(row) for row in part[late[0] : late[0] + 2])
-                raise self.table.error(
-                    f"intervals of {self.what} that do not overlap",
-                    f"{self._shown(starts[one])} to {self._shown(stops[one])} at "
-                    f"{self.table.place(one)} and {self._shown(starts[two])} to "
-                    f"{self._shown(stops[two])} at {self.table.place(two)}",
-                    "Join them into one row, or correct one of them.",
-                )
-        own = None if rows is None else ordered
-        if own is None:
-            starts = starts[ordered[0]]
-            stops = stops[ordered[0]]
-        return _Intervals(starts, stops, own, self.origins)
+            self._check_apart(starts[part], stops[part], part)
+        if rows is not None:
+            return _Intervals(starts, stops, ordered, self.origins)
+        order = ordered[0]
+        return _Intervals(starts[order], stops[order], None, self.origins)
+
+    def _check_apart(self, starts: Moments, stops: Moments, rows: Integers) -> None:
+        """Refuse intervals, in the order of their starts and from these rows, that overlap."""
+        late = np.flatnonzero(starts[1:] < stops[:-1])
+        if not len(late):
+            return
+        one = int(late[0])
+        first = self._interval(starts, stops, one, int(rows[one]))
+        second = self._interval(starts, stops, one + 1, int(rows[one + 1]))
+        raise self.table.error(
+            f"intervals of {self.what} that do not overlap",
+            f"{first} and {second}",
+            "Join them into one row, or correct one of them.",
+        )
+
+    def _interval(
+        self, starts: Moments, stops: Moments, number: int, row: int | None = None
+    ) -> str:
+        """Interval ``number`` and its place in the table, by default the row of that number."""
+        start = self._shown(starts[number])
+        stop = self._shown(stops[number])
+        place = self.table.place(number if row is None else row)
+        return f"{start} to {stop} at {place}"
 
     def steps(
         self, impute: Impute | None, levels: Levels, value: bool = False
@@ -389,12 +433,16 @@ class _Beside:
             names = self._value(names)
         if not names:
             raise self.table.error(
-                f"a column of {self.what} beside the times", f"only {time!r}", "Add one."
+                f"a column of {self.what} beside the times",
+                f"only {time!r}",
+                "Add one.",
             )
         columns = self._open([time, *names])
         if not len(columns):
             raise self.table.error(
-                f"at least one row of {self.what}", "a table without rows", "Check the file."
+                f"at least one row of {self.what}",
+                "a table without rows",
+                "Check the file.",
             )
         moments = self._moments(columns, time)
         rows = self._rows(columns)
@@ -418,40 +466,43 @@ class _Beside:
         return steps, known, notes
 
     def _laid(
-        self, moments: Moments, values: Floats, labels: list[str], rows: list[Integers] | None
+        self,
+        moments: Moments,
+        values: Floats,
+        labels: list[str],
+        rows: list[Integers] | None,
     ) -> tuple[Steps, list[str]]:
         """Step functions of every sequence: rows from the last one before its window on. Where
         sequences have origins of their own, rows far after the window are left out.
         """
         data = self.data
-        parts: list[tuple[Floats, Floats]] = []
+        times = [np.zeros(0)]
+        found = [np.zeros((0, len(labels)))]
+        offsets = [0]
         early = 0
         for i in range(len(data)):
-            own = slice(None) if rows is None else rows[i]
+            own: slice | Integers = slice(None)
+            if rows is not None:
+                own = rows[i]
             when = self.origins.times(i, moments[own])
+            first = self._first(i, when)
+            last = len(when)
             start = float(data.starts[i])
             stop = float(data.stops[i])
-            first = int(np.searchsorted(when, start, side="right")) - 1
-            if first < 0:
-                dates = data.dates(i)
-                begins = shown(dates, float(when[0])) if len(when) else "nowhere"
-                raise self.table.error(
-                    f"{self.what} from the start of the window, {shown(dates, start)}, on",
-                    f"a table that begins at {begins} for sequence {data.ids[i]}",
-                    "Add a row with the value at the start, or begin the window later (window=).",
-                )
-            if len(when) > 1:
-                early += bool(when[-1] + np.median(np.diff(when)) < stop)
-            last = len(when)
+            if last > 1:
+                spacing = np.median(np.diff(when))
+                early += bool(when[-1] + spacing < stop)
             if self.origins.differ:
-                last = max(first + 1, int(np.searchsorted(when, 2 * stop - start)))
-            parts.append((when[first:last], values[own][first:last]))
-        lengths = [len(when) for when, _ in parts]
+                needed = int(np.searchsorted(when, 2 * stop - start))
+                last = max(first + 1, needed)
+            times.append(when[first:last])
+            found.append(values[own][first:last])
+            offsets.append(offsets[-1] + len(times[-1]))
         steps = Steps(
-            tuple(labels),
-            np.concatenate([np.zeros(0), *(when for when, _ in parts)]),
-            np.concatenate([np.zeros((0, len(labels))), *(part for _, part in parts)]),
-            np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+            names=tuple(labels),
+            times=np.concatenate(times),
+            values=np.concatenate(found),
+            offsets=np.array(offsets, dtype=np.int64),
         )
         notes = []
         if early:
@@ -461,22 +512,44 @@ class _Beside:
             )
         return steps, notes
 
+    def _first(self, i: int, when: Floats) -> int:
+        """The row that holds at the start of the window of sequence ``i``."""
+        start = float(self.data.starts[i])
+        first = int(np.searchsorted(when, start, side="right")) - 1
+        if first >= 0:
+            return first
+        dates = self.data.dates(i)
+        begins = "nowhere"
+        if len(when):
+            begins = shown(dates, float(when[0]))
+        raise self.table.error(
+            f"{self.what} from the start of the window, {shown(dates, start)}, on",
+            f"a table that begins at {begins} for sequence {self.data.ids[i]}",
+            "Add a row with the value at the start, or begin the window later (window=).",
+        )
+
     def _time(self) -> str:
-        return self.log.time if self.log.time in self.names else guess_time(self.table)
+        if self.log.time in self.names:
+            return self.log.time
+        return guess_time(self.table)
 
     def _value(self, names: list[str]) -> list[str]:
+        if len(names) == 1:
+            return names
         usual = [name for name in names if plain_name(name) in (EXPOSURE, "value")]
-        if len(names) != 1 and len(usual) != 1:
-            raise self.table.error(
-                "one column of exposure, called 'exposure' or 'value'",
-                f"{', '.join(map(repr, names)) or 'none'}",
-                "Rename or drop columns.",
-            )
-        return names if len(names) == 1 else usual
+        if len(usual) == 1:
+            return usual
+        raise self.table.error(
+            "one column of exposure, called 'exposure' or 'value'",
+            f"{', '.join(map(repr, names)) or 'none'}",
+            "Rename or drop columns.",
+        )
 
     def _open(self, names: list[str]) -> Columns:
-        wanted = [*names, *([self.sequence] if self.sequence else [])]
-        return open_columns(self.table, list(dict.fromkeys(wanted)))
+        wanted = list(names)
+        if self.sequence and self.sequence not in wanted:
+            wanted.append(self.sequence)
+        return open_columns(self.table, wanted)
 
     def _rows(self, columns: Columns) -> list[Integers] | None:
         """The rows of each sequence, in file order; None where the table is for all of them."""
@@ -484,7 +557,6 @@ class _Beside:
             return None
         numbered, ids = columns.labels(self.sequence)
         place = {id: i for i, id in enumerate(ids)}
-        code = numbered.code()
         known = [place.get(id, -1) for id in self.data.ids]
         if all(number < 0 for number in known):
             raise self.table.error(
@@ -492,10 +564,12 @@ class _Beside:
                 f"{', '.join(map(repr, ids[:3])) or 'no rows'}",
                 "Correct the ids, or leave the column out if the table holds for all sequences.",
             )
+        code = numbered.code()
         order = np.argsort(code, kind="stable")
-        edges = np.searchsorted(code[order], np.arange(len(ids) + 1))
-        empty = np.zeros(0, dtype=np.int64)
-        return [order[edges[k] : edges[k + 1]] if k >= 0 else empty for k in known]
+        edges = np.searchsorted(code[order], np.arange(1, len(ids)))
+        rows = np.split(order, edges)
+        rows.append(np.zeros(0, dtype=np.int64))  # number -1: of sequences that the table lacks
+        return [rows[number] for number in known]
 
     def unknown(self) -> list[str]:
         """A note on sequences of the table that have no events."""
@@ -563,47 +637,59 @@ class _Beside:
         """Moments in which the second of two equal local times is that of the hour that clocks
         repeat: rows of such a table rise.
         """
-        zone = None if self.origins.zeros is None else self.data.log and self.data.log.zone
-        if not zone:
+        zone = self.data.log.zone if self.data.log else None
+        if self.origins.zeros is None or not zone:
             return moments
         stamps = pa.array(moments.astype(np.int64)).view(pa.timestamp("us", zone))
         wall = pc.local_timestamp(stamps)
         late = pc.assume_timezone(wall, zone, ambiguous="latest", nonexistent="latest")
-        later = flat(pa.chunked_array([late]))
+        later = flat(late)
         found = moments.copy()
-        for part in [np.arange(len(moments))] if rows is None else rows:
-            again = part[1:][np.diff(moments[part]) == 0]
+        for part in _parts(moments, rows):
+            repeated = np.diff(moments[part]) == 0
+            again = part[1:][repeated]
             found[again] = later[again]
         return found
 
     def _check_rising(self, moments: Moments, rows: list[Integers] | None) -> None:
-        for part in [np.arange(len(moments))] if rows is None else rows:
-            back = np.flatnonzero(np.diff(moments[part]) <= 0)
-            if len(back):
-                one, two = (int(row) for row in part[back[0] : back[0] + 2])
-                raise self.table.error(
-                    f"rising times of {self.what}",
-                    f"{self._shown(moments[two])} at {self.table.place(two)} after "
-                    f"{self._shown(moments[one])}",
-                    "Sort the rows, and keep one for each time.",
-                )
+        for part in _parts(moments, rows):
+            own = moments[part]
+            back = np.flatnonzero(np.diff(own) <= 0)
+            if not len(back):
+                continue
+            i = int(back[0])
+            first = self._shown(own[i])
+            second = self._shown(own[i + 1])
+            raise self.table.error(
+                f"rising times of {self.what}",
+                f"{second} at {self.table.place(int(part[i + 1]))} after {first}",
+                "Sort the rows, and keep one for each time.",
+            )
 
     def _shown(self, moment: float) -> str:
         """A moment of this table as a date where the events have dates."""
-        dates = self.data.dates(0)
-        return shown(dates, float(self.origins.times(0, np.asarray([moment]))[0]))
+        times = self.origins.times(0, np.asarray([moment]))
+        return shown(self.data.dates(0), float(times[0]))
+
+
+def _parts(moments: Moments, rows: list[Integers] | None) -> list[Integers]:
+    """The rows of each sequence; all rows in one part where all sequences have them all."""
+    if rows is None:
+        return [np.arange(len(moments))]
+    return rows
 
 
 def _with_covariates(data: Dataset, table: _Beside, tables: Tables, notes: list[str]) -> Dataset:
     steps, levels, said = table.steps(tables.impute, tables.levels or {})
     notes += said
     context = data.context or Context()
-    both = steps
+    covariates = steps
     if context.covariates is not None:
-        both = merged(context.covariates, steps)
+        covariates = merged(context.covariates, steps)
+    context = replace(context, covariates=covariates)
     log = data.log or LogFormat("time")
     log = replace(log, levels={**log.levels, **levels})
-    return replace(data, context=replace(context, covariates=both), log=log)
+    return replace(data, context=context, log=log)
 
 
 def merged(first: Steps, second: Steps) -> Steps:
@@ -623,18 +709,18 @@ def merged(first: Steps, second: Steps) -> Steps:
             f"{shared[0]!r} twice",
             "Rename one of the columns, or leave one out.",
         )
-    times, values, lengths = [], [], []
+    times = []
+    values = []
     for i in range(len(first.offsets) - 1):
         when = np.union1d(first.times[first.row(i)], second.times[second.row(i)])
         # The first value of either also holds before its time: one row at the earliest suffices.
         times.append(when)
         values.append(np.hstack([first.at(i, when), second.at(i, when)]))
-        lengths.append(len(when))
     return Steps(
-        (*first.names, *second.names),
-        np.concatenate(times),
-        np.concatenate(values),
-        np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        names=(*first.names, *second.names),
+        times=np.concatenate(times),
+        values=np.concatenate(values),
+        offsets=offsets_of([len(when) for when in times]),
     )
 
 
@@ -642,12 +728,15 @@ def _exposure(data: Dataset, table: _Beside, notes: list[str]) -> Steps:
     """The exposure of a table."""
     steps, _, said = table.steps(None, {}, value=True)
     notes += said
-    if (steps.values < 0).any():
-        j = int(np.argmax(steps.values[:, 0] < 0))
+    exposure = steps.values[:, 0]
+    negative = np.flatnonzero(exposure < 0)
+    if len(negative):
+        j = int(negative[0])
         i = int(np.searchsorted(steps.offsets, j, side="right")) - 1
+        begin = shown(data.dates(i), float(steps.times[j]))
         raise table.table.error(
             "an exposure of at least 0",
-            f"{steps.values[j, 0]:g} from {shown(data.dates(i), float(steps.times[j]))} on",
+            f"{exposure[j]:g} from {begin} on",
             "Correct the value.",
         )
     return replace(steps, names=(EXPOSURE,))
@@ -659,28 +748,35 @@ def _times_exposure(data: Dataset, steps: Steps) -> Dataset:
     """
     context = data.context or Context()
     if context.exposure is not None:
-        both = merged(replace(context.exposure, names=("known",)), steps)
+        known = replace(context.exposure, names=("known",))
+        both = merged(known, steps)
         product = both.values[:, :1] * both.values[:, 1:]
-        steps = Steps((EXPOSURE,), both.times, product, both.offsets)
+        steps = replace(both, names=(EXPOSURE,), values=product)
     _check_unrecorded(data, steps)
-    return replace(data, context=replace(context, exposure=steps))
+    context = replace(context, exposure=steps)
+    return replace(data, context=context)
 
 
 def _recorded(data: Dataset, gaps: list[tuple[Floats, Floats]]) -> Steps:
     """An exposure of 0 in the gaps of each sequence and of 1 elsewhere."""
-    times, values, lengths = [], [], []
+    times = []
+    values = []
     for i, (starts, stops) in enumerate(gaps):
-        edges = np.unique(np.concatenate([[float(data.starts[i])], starts, stops]))
-        before = np.searchsorted(starts, edges, side="right") - 1
-        inside = before >= 0
-        inside[inside] = edges[inside] < stops[before[inside]]
+        begin = float(data.starts[i])
+        edges = np.unique(np.concatenate([[begin], starts, stops]))
+        gap = np.searchsorted(starts, edges, side="right") - 1
+        inside = gap >= 0
+        inside[inside] = edges[inside] < stops[gap[inside]]
         recorded = 1.0 - inside
-        kept = np.append(True, np.diff(recorded) != 0)
-        times.append(edges[kept])
-        values.append(recorded[kept])
-        lengths.append(int(kept.sum()))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Steps((EXPOSURE,), np.concatenate(times), np.concatenate(values)[:, None], offsets)
+        changes = np.append(True, np.diff(recorded) != 0)
+        times.append(edges[changes])
+        values.append(recorded[changes])
+    return Steps(
+        names=(EXPOSURE,),
+        times=np.concatenate(times),
+        values=np.concatenate(values)[:, None],
+        offsets=offsets_of([len(when) for when in times]),
+    )
 
 
 def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Floats, Floats]]]:
@@ -701,42 +797,49 @@ def _around(data: Dataset, observed: _Intervals) -> tuple[Dataset, list[tuple[Fl
                 "Add a row for it, or leave the sequence out.",
             )
         if data.inferred:
+            _check_observed(data, i, begins[0], ends[-1])
             starts[i] = begins[0] if dated else min(0.0, begins[0])
             stops[i] = ends[-1]
-            own = data.times[int(data.offsets[i]) : int(data.offsets[i + 1])]
-            outside = np.flatnonzero((own < begins[0]) | (own > ends[-1]))
-            if len(outside):
-                dates = data.dates(i)
-                raise UnrecordedEvent(
-                    f"events from {shown(dates, begins[0])} to {shown(dates, ends[-1])}, when the "
-                    "sequence was observed",
-                    f"{shown(dates, float(own[outside[0]]))} at event {int(outside[0])} of "
-                    f"sequence {data.ids[i]}",
-                    "Mend the interval, or drop the event.",
-                )
         left = np.append(starts[i], ends)
         right = np.append(begins, stops[i])
         some = right > left
         gaps.append((left[some], right[some]))
-    return replace(data, starts=starts, stops=stops, inferred=False), gaps
+    data = replace(data, starts=starts, stops=stops, inferred=False)
+    return data, gaps
+
+
+def _check_observed(data: Dataset, i: int, begin: float, end: float) -> None:
+    """Refuse events of sequence ``i`` before or after the time in which it was observed."""
+    own = data.times[data.row(i)]
+    outside = np.flatnonzero((own < begin) | (own > end))
+    if not len(outside):
+        return
+    event = int(outside[0])
+    dates = data.dates(i)
+    raise UnrecordedEvent(
+        f"events from {shown(dates, begin)} to {shown(dates, end)}, when the sequence was observed",
+        f"{shown(dates, float(own[event]))} at event {event} of sequence {data.ids[i]}",
+        "Mend the interval, or drop the event.",
+    )
 
 
 def _check_unrecorded(data: Dataset, exposure: Steps) -> None:
     """Refuse events at times of exposure 0, with the date and the interval."""
     for i in range(len(data)):
-        a = int(data.offsets[i])
-        own = data.times[a : int(data.offsets[i + 1])]
+        own = data.times[data.row(i)]
         lost = np.flatnonzero(exposure.at(i, own)[:, 0] == 0)
         if not len(lost):
             continue
+        event = int(lost[0])
         steps = exposure.times[exposure.row(i)]
-        j = int(np.searchsorted(steps, own[lost[0]], side="right")) - 1
+        step = int(np.searchsorted(steps, own[event], side="right")) - 1
         dates = data.dates(i)
-        begin = shown(dates, float(steps[max(j, 0)]))
-        end = shown(dates, float(steps[j + 1])) if j + 1 < len(steps) else "the end"
+        begin = shown(dates, float(steps[max(step, 0)]))
+        end = "the end"
+        if step + 1 < len(steps):
+            end = shown(dates, float(steps[step + 1]))
         raise UnrecordedEvent(
             f"no event from {begin} to {end}, when nothing was recorded (exposure 0)",
-            f"{shown(dates, float(own[lost[0]]))} at event {int(lost[0])} of sequence "
-            f"{data.ids[i]}",
+            f"{shown(dates, float(own[event]))} at event {event} of sequence {data.ids[i]}",
             "Correct the interval or the exposure, or drop the event.",
         )

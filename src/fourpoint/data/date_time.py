@@ -67,18 +67,16 @@ def with_joined_columns(table: Table) -> Table:
     def joining(load: Callable[[list[str]], pa.Table]) -> Callable[[list[str]], pa.Table]:
         def loaded(wanted: list[str]) -> pa.Table:
             names = table.schema.names  # names in a damaged file may not be UTF-8
-            pairs = {name: parts_of(names, name) for name in wanted}
-            if not any(pairs.values()):
+            parts = {name: parts_of(names, name) or (name,) for name in wanted}
+            if all(len(columns) == 1 for columns in parts.values()):
                 return load(wanted)
-            held = [part for name in wanted for part in (pairs[name] or (name,))]
+            held = [column for name in wanted for column in parts[name]]
             read = load(list(dict.fromkeys(held)))
-            columns = {}
-            for name in wanted:
-                pair = pairs[name]
-                columns[name] = (
-                    read[name] if pair is None else _joined(read[pair[0]], read[pair[1]])
-                )
-            return pa.table(columns)
+            found = {}
+            for name, columns in parts.items():
+                values = [read[column] for column in columns]
+                found[name] = values[0] if len(values) == 1 else _joined(*values)
+            return pa.table(found)
 
         return loaded
 
@@ -124,9 +122,16 @@ def best_time_of_day(date: str, times: Ordered[str], plain: dict[str, str]) -> s
     >>> best_time_of_day("start_date", ["start_time", "end_time"], plain)
     'start_time'
     """
-    usual = [n for n in times if NAME.search(plain[n]) and not LENGTH.search(plain[n])]
     rest = re.sub(r"_?(date|day|datum|tag|fecha|jour|data)_?", "", plain[date])
-    own = [n for n in usual if re.sub(f"_?{NAME.pattern}_?", "", plain[n]) == rest]
+    usual = []
+    own = []
+    for name in times:
+        words = plain[name]
+        if not NAME.search(words) or LENGTH.search(words):
+            continue
+        usual.append(name)
+        if re.sub(f"_?{NAME.pattern}_?", "", words) == rest:
+            own.append(name)
     for found in (own, usual):
         if len(found) == 1:
             return found[0]
@@ -144,20 +149,21 @@ def _all_match(form: re.Pattern[str], column: pa.ChunkedArray) -> bool:
 
 
 def _joined(date: pa.ChunkedArray, time: pa.ChunkedArray) -> pa.ChunkedArray:
-    days, hours = _decoded(date), _decoded(time)
+    days = _decoded(date)
+    hours = _decoded(time)
     if pa.types.is_integer(days.type):
-        days = pc.replace_substring_regex(
-            days.cast(pa.string()), r"^(\d{4})(\d{2})(\d{2})$", r"\1-\2-\3"
-        )
+        text = days.cast(pa.string())
+        days = pc.replace_substring_regex(text, r"^(\d{4})(\d{2})(\d{2})$", r"\1-\2-\3")
     elif pa.types.is_timestamp(days.type) or pa.types.is_date(days.type):
         days = pc.strftime(days, "%Y-%m-%d")
     else:
-        days = pc.replace_substring_regex(days.cast(pa.string()), MIDNIGHT, "")
+        text = days.cast(pa.string())
+        days = pc.replace_substring_regex(text, MIDNIGHT, "")
     days = pc.utf8_trim_whitespace(days)
     hours = pc.utf8_trim_whitespace(hours.cast(pa.string()))
     hours = pc.replace_substring_regex(hours, r"([AaPp])\.?([Mm])\.?$", r"\1\2")
-    iso = next((value for value in days.slice(0, 1).to_pylist() if value), "")
-    if re.match(r"\d{4}", iso):
+    first = next(iter(days.slice(0, 1).to_pylist()), None)
+    if re.match(r"\d{4}", first or ""):
         hours = _in_24_hours(hours)
     return pc.binary_join_element_wise(days, hours, " ")
 
@@ -169,10 +175,13 @@ def _in_24_hours(hours: pa.ChunkedArray) -> pa.ChunkedArray:
         return hours
     parts = pc.extract_regex(hours, r"^(?P<hour>\d{1,2})(?P<rest>:[^AaPp ]*)\s*(?P<half>[AaPp])")
     hour = pc.cast(pc.struct_field(parts, "hour"), pa.int64())
-    late = pc.equal(pc.utf8_upper(pc.struct_field(parts, "half")), "P")
-    of_day = pc.add(pc.if_else(pc.equal(hour, 12), 0, hour), pc.if_else(late, 12, 0))
+    rest = pc.struct_field(parts, "rest")
+    half = pc.utf8_upper(pc.struct_field(parts, "half"))
+    of_half = pc.if_else(pc.equal(hour, 12), 0, hour)
+    noon = pc.if_else(pc.equal(half, "P"), 12, 0)
+    of_day = pc.add(of_half, noon)
     text = pc.utf8_lpad(of_day.cast(pa.string()), 2, "0")
-    shown = pc.binary_join_element_wise(text, pc.struct_field(parts, "rest"), "")
+    shown = pc.binary_join_element_wise(text, rest, "")
     return pc.if_else(pc.fill_null(halves, False), shown, hours)
 
 
@@ -181,7 +190,9 @@ def _column(names: Ordered[str], wanted: str) -> str | None:
     if wanted in names:
         return wanted
     same = [name for name in names if name.strip().lower() == wanted.lower()]
-    return same[0] if len(same) == 1 else None
+    if len(same) != 1:
+        return None
+    return same[0]
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

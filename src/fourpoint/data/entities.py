@@ -73,29 +73,40 @@ class Entities:
     def joined(self, ids: tuple[str, ...]) -> tuple[str, ...]:
         """The sequences of the events, then those without events. Each needs a row."""
         known = set(self.ids)
-        lost = next((id for id in ids if id not in known), None)
-        if lost is not None:
-            raise self.table.error(
-                "a row in the table of entities for each sequence of the events",
-                f"none for {lost!r}",
-                "Add a row, or leave its events out.",
-            )
+        for id in ids:
+            if id not in known:
+                raise self.table.error(
+                    "a row in the table of entities for each sequence of the events",
+                    f"none for {id!r}",
+                    "Add a row, or leave its events out.",
+                )
         seen = set(ids)
-        return (*ids, *(id for id in self.ids if id not in seen))
+        others = [id for id in self.ids if id not in seen]
+        return (*ids, *others)
 
     def window(self) -> tuple[str, str] | None:
         """The columns that are called start and stop, if there are any."""
         place = {plain_name(name): name for name in self.names}
-        return next(((place[a], place[b]) for a, b in WINDOWS if a in place and b in place), None)
+        for start, stop in WINDOWS:
+            if start in place and stop in place:
+                return place[start], place[stop]
+        return None
 
 
 def ids_in_common(events: Table, entities: object) -> str | None:
     """The column of ``events`` that is called like the first column of a table of entities; None
     without such a table or column.
     """
-    names = [] if entities is None else list(open_table(entities).schema.names)
-    first = plain_name(names[0]) if names else ""
-    return next((name for name in events.schema.names if plain_name(name) == first), None)
+    if entities is None:
+        return None
+    names = open_table(entities).schema.names
+    if not names:
+        return None
+    first = plain_name(names[0])
+    for name in events.schema.names:
+        if plain_name(name) == first:
+            return name
+    return None
 
 
 @dataclass(frozen=True)
@@ -122,7 +133,9 @@ class SequenceColumns:
 
     def of_entities(self, name: str) -> bool:
         """Whether a column is one of the table of entities."""
-        return self.entities is not None and name in self.entities.names
+        if self.entities is None:
+            return False
+        return name in self.entities.names
 
     def opened(self, name: str, events: Columns) -> Columns:
         """Where a column is to be taken from: the table of entities, or the ``events``."""
@@ -147,15 +160,17 @@ def constant_rows(
 
     Raises :class:`EventDataError` with a sequence that has two values, or no row.
     """
+    begins = group.offsets[:-1]
     lengths = np.diff(group.offsets)
     if (lengths == 0).any():
+        empty = int(np.argmin(lengths))
         raise table.error(
             f"a value of column {name!r} for each sequence",
-            f"none for sequence {ids[int(np.argmin(lengths))]}, which has no events",
+            f"none for sequence {ids[empty]}, which has no events",
             "Add the column to the table of entities (entities=, --entities).",
         )
     values = group.arrange(column)
-    first = values[group.offsets[:-1]]
+    first = values[begins]
     wrong = np.flatnonzero(values != np.repeat(first, lengths))
     if len(wrong):
         i = int(wrong[0])
@@ -166,4 +181,5 @@ def constant_rows(
             f"({table.place(group.row(i))})",
             "Give all rows of a sequence the same value.",
         )
-    return group.arrange(np.arange(len(column)))[group.offsets[:-1]]
+    rows = group.arrange(np.arange(len(column)))
+    return rows[begins]

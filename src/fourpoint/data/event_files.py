@@ -19,7 +19,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence as Ordered
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -35,14 +35,11 @@ from fourpoint.data.readers import GUESS, Asked, Reading, listed, read_opened
 from fourpoint.data.roles import Roles, choose_roles
 from fourpoint.data.stored import WINDOWS
 from fourpoint.events import SPLITS, Context, Dataset, EventDataError, MarkSpace, UserError
-from fourpoint.events.batching import offsets_of
+from fourpoint.events.batching import known_rows, offsets_of, shares
 from fourpoint.events.windows import REMEMBERED
 from fourpoint.log_format import LogFormat
 from fourpoint.models.base import PointProcess
 from fourpoint.storage.trained_on import Overlap, TrainedOn, sequence_hashes
-
-if TYPE_CHECKING:
-    pass
 
 IN_MEMORY = 5_000_000  # rows up to which the commands read a folder whole
 BUFFER = 2_000_000  # events that training shuffles in memory
@@ -99,10 +96,12 @@ def scan(source: str | Path, asked: Asked = GUESS, **reading: Any) -> EventFiles
     >>> len(files), [len(chunk) for chunk in files.chunks()]
     (6, [3, 3])
     """
-    asked = replace(asked, **reading) if reading else asked
+    if reading:
+        asked = replace(asked, **reading)
     _check_asked(asked)
     store = Store.open(str(source))
-    return _Scanning(store, asked).run()
+    scanning = _Scanning(store, asked)
+    return scanning.run()
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +170,9 @@ class EventFiles:
     @property
     def splits(self) -> NDArray[np.str_] | None:
         """The part that each sequence belongs to, where the files say."""
-        return None if self.splits_of_all is None else self.splits_of_all[self.kept]
+        if self.splits_of_all is None:
+            return None
+        return self.splits_of_all[self.kept]
 
     @property
     def hashes(self) -> NDArray[np.uint64]:
@@ -184,69 +185,77 @@ class EventFiles:
     def repeated_windows(self) -> bool:
         """As `events.windows.repeated_windows`."""
         durations = self.durations
-        return len(durations) > 1 and bool(np.ptp(durations) <= 1e-9 * durations.max())
+        if len(durations) < 2:
+            return False
+        return bool(np.ptp(durations) <= 1e-9 * durations.max())
 
     def __str__(self) -> str:
+        paths = len(self.store.paths)
         many = f"{len(self):,} sequences, {self.events:,} events, {self.marks}"
-        return f"{many}, in {len(self.store.paths):,} Parquet files"
+        return f"{many}, in {paths:,} Parquet files"
 
     def select(self, rows: NDArray[np.int64]) -> EventFiles:
         """The sequences at these places among those that are kept."""
+        chosen = self.rows[rows]
         kept = np.zeros_like(self.kept)
-        kept[self.rows[rows]] = True
+        kept[chosen] = True
         return replace(self, kept=kept)
 
     def part(self, name: str) -> EventFiles:
         """The sequences of one split, or "all"."""
         if name == "all":
             return self
+        rows = np.zeros(0, dtype=np.int64)
+        have = "no split column"
         splits = self.splits
-        if splits is None or name not in SPLITS or not (splits == name).any():
-            have = "no split column"
-            if splits is not None:
-                have = f"splits {sorted(set(splits.tolist()))}"
+        if splits is not None:
+            rows = np.flatnonzero(splits == name)
+            have = f"splits {sorted(set(splits.tolist()))}"
+        if name not in SPLITS or not len(rows):
             raise EventDataError(
                 f"a split called {name!r}",
                 have,
                 "Use --split all, or add a `split` column of train/dev/test.",
             )
-        return self.select(np.flatnonzero(splits == name))
+        return self.select(rows)
 
     def split(self, fractions: Ordered[float], *, seed: int = 0) -> tuple[EventFiles, ...]:
         """Parts by whole sequences, drawn with ``seed`` as by `Dataset.split`. A single sequence
         that is read in parts is cut in two between them.
         """
+        count = len(self)
         pieces = self.pieces_in_use()
-        if len(self) == 1 and len(fractions) == 2 and len(pieces) > 1:
+        if count == 1 and len(fractions) == 2 and len(pieces) > 1:
             last = max(1, round(fractions[1] * len(pieces)))
-            return self._with_pieces(pieces[:-last]), self._with_pieces(pieces[-last:])
-        if len(self) < len(fractions):
+            train = self._with_pieces(pieces[:-last])
+            dev = self._with_pieces(pieces[-last:])
+            return train, dev
+        if count < len(fractions):
             raise UserError(
                 f"at least {len(fractions)} sequences to split",
-                f"{len(self)} in {self.store.source}",
+                f"{count} in {self.store.source}",
                 "Pass development data of its own, or more sequences.",
             )
-        order = np.random.default_rng(seed).permutation(len(self))
-        sizes = np.round(np.array(fractions[1:]) * len(self)).astype(int)
-        after = np.cumsum(np.maximum(1, sizes)[::-1])[::-1]
-        return tuple(self.select(rows) for rows in np.split(order, len(self) - after))
+        order = np.random.default_rng(seed).permutation(count)
+        return tuple(self.select(rows) for rows in shares(order, fractions))
 
     def _with_pieces(self, pieces: list[Chunk]) -> EventFiles:
         """Some of the parts of a single sequence, observed from the first of them to the last."""
-        row = pieces[0].begin
-        stop = float(self.stops_of_all[row])
-        if not pieces[-1].closes:
-            later = next(one for one in self.pieces if one.first == pieces[-1].last)
-            stop = later.before
+        opening = pieces[0]
+        closing = pieces[-1]
+        row = opening.begin
         lengths = self.lengths_of_all.copy()
-        starts, stops = self.starts_of_all.copy(), self.stops_of_all.copy()
+        starts = self.starts_of_all.copy()
+        stops = self.stops_of_all.copy()
         lengths[row] = sum(one.last - one.first for one in pieces)
-        stops[row] = stop
-        if not pieces[0].opens:
-            starts[row] = pieces[0].before
+        if not opening.opens:
+            starts[row] = opening.before
+        if not closing.closes:
+            following = next(one for one in self.pieces if one.first == closing.last)
+            stops[row] = following.before
         return replace(
             self,
-            pieces=(*pieces[:-1], replace(pieces[-1], closes=True)),
+            pieces=(*pieces[:-1], replace(closing, closes=True)),
             lengths_of_all=lengths,
             starts_of_all=starts,
             stops_of_all=stops,
@@ -256,7 +265,8 @@ class EventFiles:
         """A hash by which the same sequences are known again."""
         digest = hashlib.sha256(repr(self.marks).encode())
         for array in (self.lengths, self.starts, self.stops, self.hashes):
-            digest.update(np.ascontiguousarray(array).data)
+            contiguous = np.ascontiguousarray(array)
+            digest.update(contiguous.data)
         return digest.hexdigest()[:32]
 
     # ------------------------------------------------------------------ events
@@ -270,7 +280,9 @@ class EventFiles:
         """Data sets of whole sequences, a chunk each; sequences that are read in parts are left
         to :meth:`parts_of`.
         """
-        for piece in self.pieces_in_use() if pieces is None else pieces:
+        if pieces is None:
+            pieces = self.pieces_in_use()
+        for piece in pieces:
             if piece.whole:
                 yield self.chunk(piece)
 
@@ -278,11 +290,16 @@ class EventFiles:
         """The sequences of this object in a chunk of whole sequences."""
         data = self._read(piece.first, piece.last)
         kept = self.kept[piece.begin : piece.end]
-        return data if kept.all() else data.select(np.flatnonzero(kept))
+        if kept.all():
+            return data
+        return data.select(np.flatnonzero(kept))
 
     def alone(self, piece: Chunk) -> EventFiles:
         """The same files with the index of one chunk only, which travels to other processes."""
         own = slice(piece.begin, piece.end)
+        splits = self.splits_of_all
+        if splits is not None:
+            splits = splits[own]
         return replace(
             self,
             pieces=(replace(piece, begin=0, end=piece.end - piece.begin),),
@@ -290,7 +307,7 @@ class EventFiles:
             starts_of_all=self.starts_of_all[own],
             stops_of_all=self.stops_of_all[own],
             hashes_of_all=self.hashes_of_all[own],
-            splits_of_all=None if self.splits_of_all is None else self.splits_of_all[own],
+            splits_of_all=splits,
             kept=self.kept[own],
         )
 
@@ -308,21 +325,27 @@ class EventFiles:
 
         With a ``history`` so many events before it are there too, as a history period.
         """
-        past = 0 if piece.opens else min(history, piece.first - self._first_row(piece) - 1)
+        past = 0
+        start = float(self.starts_of_all[piece.begin])
+        if not piece.opens:
+            past = min(history, piece.first - self._first_row(piece) - 1)
+            start = piece.before
         earlier = past + 1 if past else 0
         data = self._read(piece.first - earlier, piece.last)
-        start = float(self.starts_of_all[piece.begin]) if piece.opens else piece.before
-        stop = float(self.stops_of_all[piece.begin]) if piece.closes else float(data.times[-1])
+        stop = float(data.times[-1])
+        if piece.closes:
+            stop = float(self.stops_of_all[piece.begin])
         context = data.context
         if past:
-            scored_from = np.array([np.nextafter(piece.before, np.inf)])
-            context = replace(context or Context(), scored_from=scored_from)
+            scored_from = np.nextafter(piece.before, np.inf)
+            context = replace(context or Context(), scored_from=np.array([scored_from]))
             start = float(data.times[0])
             data = _without_first(data)
+        latest = max(stop, np.nextafter(start, np.inf))
         return replace(
             data,
             starts=np.array([start]),
-            stops=np.array([max(stop, np.nextafter(start, np.inf))]),
+            stops=np.array([latest]),
             inferred=True,
             context=context,
         )
@@ -336,29 +359,33 @@ class EventFiles:
         read in parts its beginning.
         """
         order = np.random.default_rng(seed).permutation(len(self))
-        enough = int(np.searchsorted(np.cumsum(self.lengths[order]), events)) + 1
+        drawn = np.cumsum(self.lengths[order])
+        enough = int(np.searchsorted(drawn, events)) + 1
         chosen = self.select(order[:enough])
         found = list(chosen.chunks())
         left = events - sum(part.events for part in found)
         for pieces in chosen.long_sequences():
-            for piece in pieces[:1] if not found else pieces[: max(1, left // LONG)]:
+            wanted = max(1, left // LONG) if found else 1
+            for piece in pieces[:wanted]:
                 found.append(self.part_of(piece, REMEMBERED))
         return joined(found)
 
     def trained_on(self, dev: Dataset | EventFiles) -> TrainedOn:
         """The fingerprints of training and development data, for the model."""
+        of_train = self.hashes[self.hashes > 0]
         if isinstance(dev, EventFiles):
             of_dev = dev.hashes[dev.hashes > 0]
         else:
             of_dev = sequence_hashes(dev)
-        return TrainedOn(np.unique(self.hashes[self.hashes > 0]), np.unique(of_dev))
+        return TrainedOn(np.unique(of_train), np.unique(of_dev))
 
     def _in_training(self, model: PointProcess) -> NDArray[np.bool_]:
         """Which sequences were in the training data of ``model``."""
         known = model.trained_on
+        hashes = self.hashes
         if known is None:
             return np.zeros(len(self), dtype=bool)
-        return np.isin(self.hashes, known.train) & (self.hashes > 0)
+        return np.isin(hashes, known.train) & (hashes > 0)
 
     def overlap(self, model: PointProcess) -> Overlap | None:
         """How much of the files the model was trained on; None where that is nothing, or is not
@@ -367,8 +394,9 @@ class EventFiles:
         seen = self._in_training(model)
         if not seen.any():
             return None
+        sequences = int(seen.sum())
         events = int(self.lengths[seen].sum())
-        return Overlap(int(seen.sum()), events, len(self), self.events)
+        return Overlap(sequences, events, len(self), self.events)
 
     def held_out(self, model: PointProcess) -> EventFiles | None:
         """The sequences that were not in training; None unless others were."""
@@ -378,11 +406,14 @@ class EventFiles:
         return self.select(np.flatnonzero(~seen))
 
     def _first_row(self, piece: Chunk) -> int:
-        first = (one.first for one in self.pieces if one.begin == piece.begin and one.opens)
-        return next(first, piece.first - LONG)  # parts before are not among those in use
+        for one in self.pieces:
+            if one.begin == piece.begin and one.opens:
+                return one.first
+        return piece.first - LONG  # parts before are not among those in use
 
     def _read(self, first: int, last: int) -> Dataset:
-        return in_frame(read_rows(self.store, first, last, self.roles, self.asked).data, self.frame)
+        reading = read_rows(self.store, first, last, self.roles, self.asked)
+        return in_frame(reading.data, self.frame)
 
 
 def joined(parts: Ordered[Dataset]) -> Dataset:
@@ -397,47 +428,43 @@ def joined(parts: Ordered[Dataset]) -> Dataset:
         return parts[0]
     if not parts:
         raise UserError("at least one sequence", "none", "Check the split and the source.")
-    first = parts[0]
-    ids = tuple(id for part in parts for id in part.ids)
-    splits, places, features = (
-        None if getattr_of is None else np.concatenate(getattr_of)
-        for getattr_of in (
-            _each([part.splits for part in parts]),
-            _each([part.places for part in parts]),
-            _each([part.features for part in parts]),
-        )
-    )
+    ids = [id for part in parts for id in part.ids]
+    if len(set(ids)) < len(ids):
+        ids = [str(i) for i in range(len(ids))]
     return replace(
-        first,
+        parts[0],
         times=np.concatenate([part.times for part in parts]),
         mark_ids=np.concatenate([part.mark_ids for part in parts]),
         offsets=offsets_of(np.concatenate([part.lengths for part in parts])),
         starts=np.concatenate([part.starts for part in parts]),
         stops=np.concatenate([part.stops for part in parts]),
-        ids=ids if len(set(ids)) == len(ids) else tuple(map(str, range(len(ids)))),
-        splits=splits,
+        ids=tuple(ids),
+        splits=_end_to_end([part.splits for part in parts]),
         inferred=any(part.inferred for part in parts),
-        places=places,
-        features=features,
+        places=_end_to_end([part.places for part in parts]),
+        features=_end_to_end([part.features for part in parts]),
         context=Context.join([part.context for part in parts]),
     )
 
 
-def _each(arrays: list[NDArray[Any] | None]) -> list[NDArray[Any]] | None:
+def _end_to_end(arrays: list[NDArray[Any] | None]) -> NDArray[Any] | None:
     """The arrays of all parts, or None where parts have none."""
     known = [array for array in arrays if array is not None]
-    return known if len(known) == len(arrays) else None
+    if len(known) < len(arrays):
+        return None
+    return np.concatenate(known)
 
 
 def _without_first(data: Dataset) -> Dataset:
     """A single sequence without its first event."""
+    later = slice(1, None)
     return replace(
         data,
-        times=data.times[1:],
-        mark_ids=data.mark_ids[1:],
+        times=data.times[later],
+        mark_ids=data.mark_ids[later],
         offsets=np.array([0, data.events - 1]),
-        places=None if data.places is None else data.places[1:],
-        features=None if data.features is None else data.features[1:],
+        places=known_rows(data.places, later),
+        features=known_rows(data.features, later),
     )
 
 
@@ -445,8 +472,10 @@ def in_frame(data: Dataset, frame: tuple[float, float] | None) -> Dataset:
     """The data observed in the window that all sequences of the files share."""
     if frame is None:
         return data
-    starts = np.full(len(data), frame[0])
-    return replace(data, starts=starts, stops=np.full(len(data), frame[1]), inferred=True)
+    start, stop = frame
+    starts = np.full(len(data), start)
+    stops = np.full(len(data), stop)
+    return replace(data, starts=starts, stops=stops, inferred=True)
 
 
 class Shared(NamedTuple):
@@ -461,17 +490,21 @@ class Shared(NamedTuple):
 
     def columns(self, store: Store) -> list[str]:
         """All columns that have to be read."""
-        extras = [*listed(self.asked.sequence_covariates), *listed(self.asked.event_features)]
-        known = [name for name in extras if name in store.schema.names]
-        return list(dict.fromkeys([*self.roles.columns(), *known]))
+        names = list(self.roles.columns())
+        for extras in (self.asked.sequence_covariates, self.asked.event_features):
+            names += [name for name in listed(extras) if name in store.schema.names]
+        return list(dict.fromkeys(names))
 
 
 def columns_of_files(store: Store, asked: Asked) -> Shared:
     """Choose columns, and find the types, the unit of time and the shared window of all files."""
     scanning = _Scanning(store, asked)
     scanning.settle_columns()
-    line = () if scanning.roles.own or not scanning.roles.guessed else (scanning.roles.line(),)
-    return Shared(scanning.roles, scanning.asked, scanning.frame, line)
+    roles = scanning.roles
+    notes: tuple[str, ...] = ()
+    if roles.guessed and not roles.own:
+        notes = (roles.line(),)
+    return Shared(roles, scanning.asked, scanning.frame, notes)
 
 
 def read_files(source: str | Path, asked: Asked = GUESS) -> Reading:
@@ -484,35 +517,40 @@ def read_files(source: str | Path, asked: Asked = GUESS) -> Reading:
     roles = choose_roles(table, asked.time, asked.mark, asked.sequence, asked.place)
     if not roles.own or len(store.paths) == 1 or not _have_windows(store):
         return read_opened(table, roles, asked)
-    parts = [read_rows(store, *bounds, roles, asked) for bounds in store.bounds()]
-    return replace(parts[0], data=joined([part.data for part in parts]))
+    parts = []
+    for first, last in store.bounds():
+        parts.append(read_rows(store, first, last, roles, asked))
+    data = joined([part.data for part in parts])
+    return replace(parts[0], data=data)
 
 
 def read_rows(store: Store, first: int, last: int, roles: Roles, asked: Asked) -> Reading:
     """Rows ``first`` to ``last`` of files as the readers read them. Those of a whole file of our
     own carry what it says of its windows.
     """
-    return read_opened(store.opened(first, last, store.path_of(first)), roles, asked)
+    opened = store.opened(first, last, store.path_of(first))
+    return read_opened(opened, roles, asked)
 
 
 def _have_windows(store: Store) -> bool:
     """Whether every file is one of ours that describes its windows."""
-    return all(WINDOWS in store.metadata(number) for number in range(len(store.paths)))
+    numbers = range(len(store.paths))
+    return all(WINDOWS in store.metadata(number) for number in numbers)
 
 
 def _check_asked(asked: Asked) -> None:
     """Refuse options that need all events at once."""
     if asked.timezone is not None:
         check_zone(asked.timezone)
-    given = {name: getattr(asked, name) for name in BESIDE}
-    beside = [name for name, value in given.items() if value is not None]
-    if beside or asked.ties != "keep" or asked.sequence in ("hour", "day", "week"):
-        what = [*beside, *(["ties"] if asked.ties != "keep" else [])]
-        if asked.sequence in ("hour", "day", "week"):
-            what.append(f"sequence={asked.sequence}")
+    options = [name for name in BESIDE if getattr(asked, name) is not None]
+    if asked.ties != "keep":
+        options.append("ties")
+    if asked.sequence in ("hour", "day", "week"):
+        options.append(f"sequence={asked.sequence}")
+    if options:
         raise UserError(
             "files that are read chunk by chunk with columns of their own only",
-            f"the option {', '.join(what)}",
+            f"the option {', '.join(options)}",
             f"Leave it out, prepare the files once with `{PARTITION}`, or read fewer into memory.",
         )
 
@@ -574,29 +612,28 @@ class _Scanning:
             else:
                 self.settle_columns()
                 self._walk(advance)
-        lengths, starts, stops, hashes = (
-            np.concatenate(part) for part in zip(*self.found, strict=True)
-        )
+        columns = zip(*self.found, strict=True)
+        lengths, starts, stops, hashes = (np.concatenate(column) for column in columns)
         self._check_distinct()
         assert self.first is not None  # there is at least one chunk
         known = self.first.data
         files = EventFiles(
-            store,
-            self.roles,
-            self.asked,
-            tuple(self.pieces),
-            lengths,
-            starts,
-            stops,
-            hashes,
-            np.concatenate(self.splits) if self.splits else None,
-            np.ones(len(lengths), dtype=bool),
-            known.marks,
-            known.unit,
-            known.name,
-            known.log,
-            self._notes(),
-            self.frame,
+            store=store,
+            roles=self.roles,
+            asked=self.asked,
+            pieces=tuple(self.pieces),
+            lengths_of_all=lengths,
+            starts_of_all=starts,
+            stops_of_all=stops,
+            hashes_of_all=hashes,
+            splits_of_all=np.concatenate(self.splits) if self.splits else None,
+            kept=np.ones(len(lengths), dtype=bool),
+            marks=known.marks,
+            unit=known.unit,
+            name=known.name,
+            log=known.log,
+            notes=self._notes(),
+            frame=self.frame,
         )
         store.held.clear()
         return files
@@ -604,9 +641,11 @@ class _Scanning:
     def _notes(self) -> tuple[str, ...]:
         assert self.first is not None  # as above
         paths = len(self.store.paths)
-        where = f"{self.store.source}: {paths:,} Parquet file{'s' * (paths != 1)}"
-        kept = [note for note in self.first.notes if "gaps are zero" not in note]
-        return (f"{where}, read chunk by chunk", *([] if self.roles.own else kept))
+        plural = "s" if paths != 1 else ""
+        notes = [f"{self.store.source}: {paths:,} Parquet file{plural}, read chunk by chunk"]
+        if not self.roles.own:
+            notes += [note for note in self.first.notes if "gaps are zero" not in note]
+        return tuple(notes)
 
     # ------------------------------------------------------------------ what all chunks share
 
@@ -614,23 +653,27 @@ class _Scanning:
         """Fix what a chunk alone would not tell: the names of types, the unit of time, and the
         window from the first event of all to the last.
         """
-        time, mark = self.roles.time, self.roles.mark
-        wanted = [time] + ([mark] if mark is not None and self.asked.marks is None else [])
-        types: pa.Array | None = None
+        time = self.roles.time
+        mark = self.roles.mark
+        wanted = [time]
+        if mark is not None and self.asked.marks is None:
+            wanted.append(mark)
+        types: list[pa.Array] = []
         edges: list[Any] = []
         for number in range(len(self.store.groups)):
             table = self.store.group(number, wanted)
-            edges += [pc.min(table[time]).as_py(), pc.max(table[time]).as_py()]
-            if len(wanted) > 1:
+            times = table[time]
+            edges.append(pc.min(times).as_py())
+            edges.append(pc.max(times).as_py())
+            if mark in wanted[1:]:
                 own = pc.unique(table[mark]).drop_null()
-                types = own if types is None else pc.unique(pa.concat_arrays([types, own]))
+                types = [pc.unique(pa.concat_arrays([*types, own]))]
         known = [edge for edge in edges if edge is not None]
-        if types is not None:
-            self._settle_marks(types)
+        if types:
+            self._settle_marks(types[0])
         if known:
-            self._settle_clock(
-                pa.array([min(known), max(known)], self.store.schema.field(time).type)
-            )
+            kind = self.store.schema.field(time).type
+            self._settle_clock(pa.array([min(known), max(known)], kind))
 
     def _settle_marks(self, types: pa.Array) -> None:
         """Types as the readers order them: words by the alphabet, numbers by their size."""
@@ -670,45 +713,53 @@ class _Scanning:
         log = reading.data.log
         if reading.clock is None or log is None:
             return
-        noon = None if log is None else log.noon
+        noon = self.asked.known_noon
+        if noon is None:
+            noon = log.noon
         self.asked = replace(
             self.asked,
             time_unit=reading.data.unit,
             known_zone=self.asked.known_zone or log.zone,
             known_origin=self.asked.known_origin or log.origin,
-            known_noon=noon if self.asked.known_noon is None else self.asked.known_noon,
+            known_noon=noon,
         )
         if self.asked.window is None and self.roles.window is None:
-            self.frame = float(reading.data.starts[0]), float(reading.data.stops[0])
+            start = float(reading.data.starts[0])
+            stop = float(reading.data.stops[0])
+            self.frame = start, stop
 
     # ------------------------------------------------------------------ chunks
 
     def _walk(self, advance: Any) -> None:
         """Cut the rows into chunks of whole sequences, and parts of long ones."""
         store = self.store
-        begin, open_part = 0, False
+        begin = 0
+        open_part = False
         last_group = len(store.groups) - 1
         for number in range(len(store.groups)):
+            start = int(store.offsets[number])
             end = int(store.offsets[number + 1])
+            is_last = number == last_group
             if advance is not None:
-                advance(end - int(store.offsets[number]))
-            if number < last_group and end - begin < CHUNK:
+                advance(end - start)
+            if not is_last and end - begin < CHUNK:
                 continue
-            cut = end if number == last_group else self._last_sequence(begin, end)
             if open_part:
                 finish = self._end_of_open(begin, end)
-                done = finish < end or number == last_group
+                done = finish < end or is_last
                 self._add_part(begin, finish, opens=False, closes=done)
-                open_part, begin = not done, finish
+                open_part = not done
+                begin = finish
                 if not done or begin == end:
                     continue
-                cut = end if number == last_group else self._last_sequence(begin, end)
+            cut = end if is_last else self._last_sequence(begin, end)
             if cut > begin:
                 self._add(begin, cut)
                 begin = cut
             elif end - begin >= LONG:
                 self._add_part(begin, end, opens=True, closes=False)
-                begin, open_part = end, True
+                begin = end
+                open_part = True
         if begin < store.rows:
             self._add(begin, store.rows)
         if open_part:
@@ -720,9 +771,11 @@ class _Scanning:
         if name is None:
             return begin
         column = self.store.table(begin, end, [name])[name]
-        same = pc.equal(column, column[-1]).to_numpy()
-        other = np.flatnonzero(~same.astype(bool))
-        return begin if not len(other) else begin + int(other[-1]) + 1
+        same = pc.equal(column, column[-1]).to_numpy().astype(bool)
+        other = np.flatnonzero(~same)
+        if not len(other):
+            return begin
+        return begin + int(other[-1]) + 1
 
     def _end_of_open(self, begin: int, end: int) -> int:
         """Where the sequence ends that was open before row ``begin``."""
@@ -731,38 +784,44 @@ class _Scanning:
             return end
         column = self.store.table(begin - 1, end, [name])[name]
         same = pc.equal(column, column[0]).to_numpy().astype(bool)
-        return end if same.all() else begin - 1 + int(np.argmin(same))
+        if same.all():
+            return end
+        return begin - 1 + int(np.argmin(same))
 
     def _add(self, first: int, last: int) -> None:
         """A chunk of whole sequences."""
-        reading = read_rows(self.store, first, last, self.roles, self.asked)
-        data = in_frame(reading.data, self.frame)
-        self._check_like_first(reading, first)
+        data = self._read(first, last)
         count = len(data)
-        self.pieces.append(Chunk(first, last, self.sequences, self.sequences + count))
+        begin = self.sequences
+        self.pieces.append(Chunk(first, last, begin, begin + count))
         hashes = np.zeros(count, dtype=np.uint64)
         hashes[data.lengths > 0] = sequence_hashes(data)
+        self._add_sequences(data, hashes)
+
+    def _read(self, first: int, last: int) -> Dataset:
+        """Rows of the files, which must be like the first ones."""
+        reading = read_rows(self.store, first, last, self.roles, self.asked)
+        self._check_like_first(reading, first)
+        return in_frame(reading.data, self.frame)
+
+    def _add_sequences(self, data: Dataset, hashes: NDArray[np.uint64]) -> None:
+        """Put the sequences of a chunk into the index."""
         self.found.append((data.lengths, data.starts, data.stops, hashes))
         if data.splits is not None:
             self.splits.append(data.splits)
         self.ids.append(_id_hashes(data.ids))
-        self.sequences += count
+        self.sequences += len(data)
 
     def _add_part(self, first: int, last: int, *, opens: bool, closes: bool) -> None:
         """A part of a long sequence."""
         if first >= last:
             self._close_last()
             return
-        reading = read_rows(self.store, first, last, self.roles, self.asked)
-        data = in_frame(reading.data, self.frame)
-        self._check_like_first(reading, first)
+        data = self._read(first, last)
+        number = self.sequences
         if opens:
-            self.pieces.append(Chunk(first, last, self.sequences, self.sequences + 1, True, closes))
-            self.found.append((data.lengths, data.starts, data.stops, np.zeros(1, dtype=np.uint64)))
-            if data.splits is not None:
-                self.splits.append(data.splits)
-            self.ids.append(_id_hashes(data.ids))
-            self.sequences += 1
+            self.pieces.append(Chunk(first, last, number, number + 1, opens=True, closes=closes))
+            self._add_sequences(data, np.zeros(1, dtype=np.uint64))
             self.latest = float(data.times[-1])
             return
         if float(data.times[0]) < self.latest:
@@ -771,16 +830,24 @@ class _Scanning:
                 f"{self.store.path_of(first)}: {data.times[0]:g} after {self.latest:g}",
                 f"Regroup the rows: {PARTITION}.",
             )
-        lengths, starts, stops, hashes = self.found[-1]
-        self.pieces.append(
-            Chunk(first, last, self.sequences - 1, self.sequences, False, closes, self.latest)
+        piece = Chunk(
+            first,
+            last,
+            begin=number - 1,
+            end=number,
+            opens=False,
+            closes=closes,
+            before=self.latest,
         )
-        later = data.stops if self.frame is None else stops
+        self.pieces.append(piece)
+        lengths, starts, stops, hashes = self.found[-1]
+        later = stops if self.frame is not None else data.stops
         self.found[-1] = (lengths + data.lengths, starts, np.maximum(stops, later), hashes)
         self.latest = float(data.times[-1])
 
     def _close_last(self) -> None:
-        self.pieces[-1] = replace(self.pieces[-1], closes=True)
+        last = self.pieces[-1]
+        self.pieces[-1] = replace(last, closes=True)
 
     # ------------------------------------------------------------------ checks
 
@@ -789,7 +856,8 @@ class _Scanning:
         if self.first is None:
             self.first = reading
             return
-        data, known = reading.data, self.first.data
+        data = reading.data
+        known = self.first.data
         for what, own, wanted in (
             ("types", data.marks, known.marks),
             ("unit of time", data.unit, known.unit),
@@ -810,23 +878,30 @@ class _Scanning:
         same = np.flatnonzero(np.diff(ids[order].view(np.int64)) == 0)
         if not len(same):
             return
-        places = sorted((int(order[same[0]]), int(order[same[0] + 1])))
-        chunks = [
-            next(one for one in self.pieces if one.begin <= place < one.end) for place in places
-        ]
-        data = read_rows(self.store, chunks[1].first, chunks[1].last, self.roles, self.asked).data
-        id = data.ids[places[1] - chunks[1].begin]
-        files = [self.store.path_of(one.first) for one in chunks]
-        where = f"in {files[0]} and again in {files[1]}"
+        i = int(same[0])
+        first, second = sorted(order[i : i + 2].tolist())
+        before = self._chunk_of(first)
+        again = self._chunk_of(second)
+        data = read_rows(self.store, again.first, again.last, self.roles, self.asked).data
+        id = data.ids[second - again.begin]
+        path = self.store.path_of(before.first)
+        other = self.store.path_of(again.first)
+        where = f"twice in {path}"
+        if other != path:
+            where = f"in {path} and again in {other}"
         raise EventDataError(
             "the rows of a sequence next to each other",
-            f"sequence {id!r} {where if files[0] != files[1] else f'twice in {files[0]}'}",
+            f"sequence {id!r} {where}",
             f"Regroup them once: {PARTITION}.",
         )
 
+    def _chunk_of(self, sequence: int) -> Chunk:
+        return next(one for one in self.pieces if one.begin <= sequence < one.end)
+
 
 def _id_hashes(ids: Iterable[str]) -> NDArray[np.uint64]:
-    digests = b"".join(
-        hashlib.blake2b(id.encode("utf-8", "surrogatepass"), digest_size=8).digest() for id in ids
-    )
-    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
+    digests = []
+    for id in ids:
+        text = id.encode("utf-8", "surrogatepass")
+        digests.append(hashlib.blake2b(text, digest_size=8).digest())
+    return np.frombuffer(b"".join(digests), dtype="<u8").astype(np.uint64)

@@ -39,57 +39,77 @@ def facts(data: Dataset, by: str = "", column: str = "") -> list[tuple[str, str]
     ties | 50.0% of gaps are zero
     marks | none
     """
-    unit = f" {data.unit}" if data.unit else ""
-    per_unit = data.unit.removesuffix("s") or "unit of time"
     names = by or data.ids[0]
     events = f"{data.events:,}"
     if len(data) > 1:
         names = f"{by}: {data.ids[0]} ... {data.ids[-1]}".removeprefix(": ")
         low, middle, high = np.quantile(data.lengths, (0, 0.5, 1))
         events += f" ({low:.0f} to {high:.0f} a sequence, median {middle:.0f})"
+    per_unit = data.unit.removesuffix("s") or "unit of time"
+    rate = data.events / data.durations.sum()
+    found = {}
+    found["sequences"] = f"{len(data):,} ({names})"
+    found["events"] = events
+    found["window"] = _window(data)
+    found["rate"] = f"{rate:.4g} events per {per_unit}"
+    if len(data.gaps):
+        found["gaps"] = _gaps(data)
+        found["ties"] = f"{100 * data.tied:.1f}% of gaps are zero"
+    found["marks"] = _marks(data, column)
+    if data.marks.box is not None:
+        found["places"] = str(data.marks.box)
+    if data.features is not None:
+        found["features"] = _features(data)
+    found |= _context(data)
+    if data.splits is not None:
+        found["splits"] = _splits(data.splits)
+    return list(found.items())
+
+
+def _window(data: Dataset) -> str:
     lengths = data.durations
+    span = _range(lengths.min(), lengths.max())
     if np.ptp(lengths) <= 1e-9 * lengths.max():
         span = f"{lengths.min():g}"
-    else:
-        span = f"{lengths.min():g} to {lengths.max():g}"
-    span += unit
+    if data.unit:
+        span += f" {data.unit}"
     if data.inferred:
         span += " (inferred from the events)"
-    found = [
-        ("sequences", f"{len(data):,} ({names})"),
-        ("events", events),
-        ("window", span),
-        ("rate", f"{data.events / lengths.sum():.4g} events per {per_unit}"),
-    ]
-    if len(data.gaps):
-        a, b, c = np.quantile(data.gaps, (0.05, 0.5, 0.95))
-        suiting = data.unit
-        if data.unit in SECONDS and c > 0:
-            suiting = suiting_unit(b or c, data.unit)
-            a, b, c = (x * SECONDS[data.unit] / SECONDS[suiting] for x in (a, b, c))
-        named = f" {suiting}" if suiting else ""
-        found += [
-            ("gaps", f"median {b:.3g}{named}, 90% interval {a:.3g} to {c:.3g}"),
-            ("ties", f"{100 * data.tied:.1f}% of gaps are zero"),
-        ]
-    found.append(("marks", _marks(data, column)))
-    if data.marks.box is not None:
-        found.append(("places", str(data.marks.box)))
-    if data.features is not None:
-        found.append(("features", _features(data)))
-    found += _context(data)
-    if data.splits is not None:
-        counts = {name: int((data.splits == name).sum()) for name in SPLITS}
-        parts = [f"{name} ({count:,})" for name, count in counts.items() if count]
-        found.append(("splits", ", ".join(parts)))
-    return found
+    return span
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:g} to {high:g}"
+
+
+def _gaps(data: Dataset) -> str:
+    """The median of the gaps and the interval of 90% of them, in the unit that suits them."""
+    unit = data.unit
+    quantiles = np.quantile(data.gaps, (0.05, 0.5, 0.95))
+    low, median, high = quantiles
+    if unit in SECONDS and high > 0:
+        unit = suiting_unit(median or high, data.unit)
+        low, median, high = quantiles * SECONDS[data.unit] / SECONDS[unit]
+    named = f" {unit}" if unit else ""
+    return f"median {median:.3g}{named}, 90% interval {low:.3g} to {high:.3g}"
+
+
+def _splits(splits: NDArray[np.str_]) -> str:
+    parts = []
+    for name in SPLITS:
+        count = int(np.count_nonzero(splits == name))
+        if count:
+            parts.append(f"{name} ({count:,})")
+    return ", ".join(parts)
 
 
 def _features(data: Dataset) -> str:
+    names = data.feature_names
     values = data.features
     if values is None or not len(values):
-        return ", ".join(data.feature_names)
-    names = data.feature_names or tuple(f"x{i + 1}" for i in range(values.shape[1]))
+        return ", ".join(names)
+    if not names:
+        names = tuple(f"x{i + 1}" for i in range(values.shape[1]))
     return ", ".join(_ranges(names, values))
 
 
@@ -97,70 +117,80 @@ def _ranges(names: tuple[str, ...], values: NDArray[np.float64]) -> list[str]:
     """The name, the lowest and the highest value of every column."""
     lowest = values.min(0).tolist()
     highest = values.max(0).tolist()
-    columns = zip(names, lowest, highest, strict=True)
-    return [f"{name} ({low:g} to {high:g})" for name, low, high in columns]
+    found = []
+    for name, low, high in zip(names, lowest, highest, strict=True):
+        found.append(f"{name} ({_range(low, high)})")
+    return found
 
 
-def _context(data: Dataset) -> list[tuple[str, str]]:
+def _context(data: Dataset) -> dict[str, str]:
     """What is known of the sequences besides their events."""
-    lines: list[tuple[str, str]] = []
     context = data.context
     if context is None or not len(data):
-        return lines
-    ends = [(data.dates(i), i) for i in (_first(data), _last(data))]
-    (begin, i), (end, j) = ends
+        return {}
+    lines = {}
+    i = int(np.argmin(_since_first(data, data.starts)))
+    j = int(np.argmax(_since_first(data, data.stops)))
+    begin = data.dates(i)
+    end = data.dates(j)
     if begin is not None and end is not None:
         zone = begin.zone or "no zone"
         first = begin.text(float(data.starts[i]))
         last = end.text(float(data.stops[j]))
-        lines.append(("dates", f"{first} to {last} ({zone})"))
+        lines["dates"] = f"{first} to {last} ({zone})"
     if context.scored_from is not None:
         earlier = data.events - data.scored_events
-        lines.append(("history", f"{earlier:,} events that condition and are not scored"))
+        lines["history"] = f"{earlier:,} events that condition and are not scored"
     if context.covariates is not None:
-        lines.append(("covariates", _columns(context.covariates)))
+        lines["covariates"] = _columns(context.covariates)
     if context.exposure is not None:
-        lines.append(("exposure", _exposure(data, context.exposure)))
+        lines["exposure"] = _exposure(data, context.exposure)
     return lines
 
 
-def _first(data: Dataset) -> int:
-    return int(np.argmin(_zeros(data) + data.starts * SECONDS.get(data.unit, 0.0)))
-
-
-def _last(data: Dataset) -> int:
-    return int(np.argmax(_zeros(data) + data.stops * SECONDS.get(data.unit, 0.0)))
-
-
-def _zeros(data: Dataset) -> NDArray[np.float64]:
-    origin = None if data.context is None else data.context.origin
-    return np.zeros(len(data)) if origin is None else origin
+def _since_first(data: Dataset, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    """A time of each sequence in seconds since 1970, or since 0 where origins are not known."""
+    seconds = times * SECONDS.get(data.unit, 0.0)
+    if data.context is None or data.context.origin is None:
+        return seconds
+    return data.context.origin + seconds
 
 
 def _columns(steps: Steps) -> str:
     listed = _ranges(steps.names, steps.values)
-    changes = len(steps.times) / (len(steps.offsets) - 1)
-    often = "constant in each sequence" if changes == 1 else f"{changes:,.0f} values a sequence"
+    sequences = len(steps.offsets) - 1
+    changes = len(steps.times) / sequences
+    often = f"{changes:,.0f} values a sequence"
+    if changes == 1:
+        often = "constant in each sequence"
     return f"{', '.join(listed[:LISTED])}; {often}"
 
 
 def _exposure(data: Dataset, exposure: Steps) -> str:
     """How long and how often nothing was recorded, and the exposure otherwise."""
-    lost, gaps, values = 0.0, 0, []
+    lost = 0.0
+    gaps = 0
+    values = []
     for i in range(len(data)):
         own = exposure.row(i)
-        begins = np.maximum(exposure.times[own], data.starts[i])
-        begins[0] = data.starts[i]
-        ends = np.minimum(np.append(exposure.times[own][1:], np.inf), data.stops[i])
+        times = exposure.times[own]
         level = exposure.values[own, 0]
+        begins = np.maximum(times, data.starts[i])
+        begins[0] = data.starts[i]
+        ends = np.minimum(np.append(times[1:], np.inf), data.stops[i])
         inside = ends > begins
         silent = inside & (level == 0)
-        lost += float((ends - begins)[silent].sum())
-        gaps += int((silent & ~np.append(False, silent[:-1])).sum())
+        silent_before = np.append(False, silent[:-1])
+        lengths = ends - begins
+        lost += float(lengths[silent].sum())
+        gaps += int(np.count_nonzero(silent & ~silent_before))
         values.append(level[inside & (level > 0)])
+    factor = "0"
     known = np.concatenate(values)
-    low, high = (known.min(), known.max()) if len(known) else (0.0, 0.0)
-    factor = f"{low:g}" if low == high else f"{low:g} to {high:g}"
+    if len(known):
+        factor = f"{known.min():g}"
+        if known.max() > known.min():
+            factor = _range(known.min(), known.max())
     if not gaps:
         return factor
     share = 100 * lost / float(data.durations.sum())
@@ -187,13 +217,16 @@ def table_of(title: str, lines: list[tuple[str, str]]) -> Table:
 
 
 def _marks(data: Dataset, column: str) -> str:
-    if not data.marks.names:
+    names = data.marks.names
+    if not names:
         return "none"
-    counts = np.bincount(data.mark_ids, minlength=data.marks.count)
+    types = data.marks.count
+    counts = np.bincount(data.mark_ids, minlength=types)
     order = np.argsort(-counts, kind="stable")[:LISTED]
-    listed = ", ".join(f"{data.marks.names[i]} ({counts[i]:,})" for i in order)
-    if data.marks.count > LISTED:
-        listed += f" and {data.marks.count - LISTED:,} more"
+    listed = ", ".join(f"{names[i]} ({counts[i]:,})" for i in order)
+    if types > LISTED:
+        listed += f" and {types - LISTED:,} more"
     if not column:
         return listed
-    return f"{column!r}, {data.marks.count:,} type{'s' * (data.marks.count != 1)}: {listed}"
+    plural = "s" if types != 1 else ""
+    return f"{column!r}, {types:,} type{plural}: {listed}"

@@ -36,22 +36,24 @@ class Numbered:
 
     def code(self) -> NDArray[np.int32]:
         """The number of each row's sequence."""
-        if self.offsets is not None:
-            return np.repeat(
-                np.arange(len(self.offsets) - 1, dtype=np.int32), np.diff(self.offsets)
-            )
-        return self.codes
+        if self.offsets is None:
+            return self.codes
+        lengths = np.diff(self.offsets)
+        return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
 
     def renumbered(self, place: NDArray[np.int64]) -> Numbered:
         """The same rows where sequence i is called ``place[i]``: numbers that no row has are
         sequences without events.
         """
         count = int(place.max(initial=-1)) + 1
-        if self.offsets is not None and bool((np.diff(place) > 0).all()):
+        numbers = np.arange(count)
+        in_order = bool((np.diff(place) > 0).all())
+        if self.offsets is not None and in_order:
             lengths = np.zeros(count, dtype=np.int64)
             lengths[place] = np.diff(self.offsets)
-            return Numbered(np.arange(count), NONE, offsets_of(lengths))
-        return Numbered(np.arange(count), place.astype(np.int32)[self.code()], None)
+            return Numbered(numbers, NONE, offsets_of(lengths))
+        codes = place.astype(np.int32)[self.code()]
+        return Numbered(numbers, codes, None)
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,20 @@ class Group:
 
     def arrange(self, column: NDArray[Any]) -> NDArray[Any]:
         """A column of the file, row by row, in the order of positions."""
-        return column if self.order is None else column[self.order]
+        if self.order is None:
+            return column
+        return column[self.order]
 
     def row(self, position: int) -> int:
         """The row of the file at a position."""
-        return position if self.order is None else int(self.order[position])
+        if self.order is None:
+            return position
+        return int(self.order[position])
 
     def sequence(self, position: int) -> int:
         """The number of the sequence that owns a position."""
-        return int(np.searchsorted(self.offsets, position, side="right")) - 1
+        after = np.searchsorted(self.offsets, position, side="right")
+        return int(after) - 1
 
 
 def number(pieces: NDArray[Any] | list[NDArray[Any]]) -> Numbered:
@@ -97,11 +104,9 @@ def number(pieces: NDArray[Any] | list[NDArray[Any]]) -> Numbered:
     if high - low <= 4 * len(values) + DIGIT:
         return _by_table(values, low, high)
     encoded = pa.array(values).dictionary_encode()
-    return Numbered(
-        np.from_dlpack(encoded.dictionary),
-        np.asarray(np.from_dlpack(encoded.indices), dtype=np.int32),
-        None,
-    )
+    distinct = np.from_dlpack(encoded.dictionary)
+    codes = np.from_dlpack(encoded.indices)
+    return Numbered(distinct, np.asarray(codes, dtype=np.int32), None)
 
 
 def group(
@@ -118,21 +123,19 @@ def group(
     ([0, 2, 3], [2, 0, 1], True)
     """
     if numbered.offsets is not None:
-        offsets = np.concatenate(
-            [
-                numbered.offsets,
-                np.full(count + 1 - len(numbered.offsets), numbered.offsets[-1], dtype=np.int64),
-            ]
-        )
+        empty = count + 1 - len(numbered.offsets)
+        offsets = np.pad(numbered.offsets, (0, empty), mode="edge")
         order = None
     else:
         code = numbered.code()
         offsets = offsets_of(np.bincount(code, minlength=count))
         order = None if _rising(code) else stable_order(code, count)
-    if times is None or _in_order(times if order is None else times[order], offsets):
-        return Group(offsets, order), False
+    found = Group(offsets, order)
+    if times is None or _in_order(found.arrange(times), offsets):
+        return found, False
     by_time = np.argsort(times, kind="stable")
-    return Group(offsets, by_time[stable_order(numbered.code()[by_time], count)]), True
+    code = numbered.code()[by_time]
+    return Group(offsets, by_time[stable_order(code, count)]), True
 
 
 def stable_order(code: NDArray[Any], count: int) -> NDArray[np.int64]:
@@ -143,19 +146,24 @@ def stable_order(code: NDArray[Any], count: int) -> NDArray[np.int64]:
     """
     if count <= DIGIT:
         return np.argsort(code.astype(np.uint16), kind="stable")
-    order = np.argsort((code % DIGIT).astype(np.uint16), kind="stable")
-    return order[stable_order((code // DIGIT)[order], -(-count // DIGIT))]
+    low = (code % DIGIT).astype(np.uint16)
+    order = np.argsort(low, kind="stable")
+    high = (code // DIGIT)[order]
+    digits = -(-count // DIGIT)
+    return order[stable_order(high, digits)]
 
 
 def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
     """The runs of equal values, if no value has two."""
+    if not pieces:
+        return Numbered(np.zeros(0, dtype=np.int64), NONE, np.zeros(1, dtype=np.int64))
     heads = []
     distinct = []
     first = 0
-    most = max(sum(map(len, pieces)) // 4, 1000)
-    for k, piece in enumerate(pieces):
+    last = None
+    for piece in pieces:
         change = np.empty(len(piece), dtype=bool)
-        change[0] = k == 0 or piece[0] != pieces[k - 1][-1]
+        change[0] = last is None or piece[0] != last
         np.not_equal(piece[1:], piece[:-1], out=change[1:])
         # Where most neighbours differ, rows are not grouped, or each is alone; only rising values
         # are worth a look then.
@@ -166,14 +174,14 @@ def _runs(pieces: list[NDArray[Any]]) -> Numbered | None:
         heads.append(start + first)
         distinct.append(piece[start])
         first += len(piece)
-    if not pieces:
-        return Numbered(np.zeros(0, dtype=np.int64), NONE, np.zeros(1, dtype=np.int64))
+        last = piece[-1]
     values = np.concatenate(distinct)
-    if not _strictly_rising(values) and (
-        len(values) > most or len(np.unique(values)) < len(values)
-    ):
-        return None
-    return Numbered(values, NONE, np.append(np.concatenate(heads), first))
+    if not _strictly_rising(values):
+        most = max(first // 4, 1000)
+        if len(values) > most or len(np.unique(values)) < len(values):
+            return None
+    offsets = np.append(np.concatenate(heads), first)
+    return Numbered(values, NONE, offsets)
 
 
 def _by_table(values: NDArray[Any], low: int, high: int) -> Numbered:
@@ -181,18 +189,22 @@ def _by_table(values: NDArray[Any], low: int, high: int) -> Numbered:
     first row.
     """
     n = len(values)
+    width = high - low + 1
     if values.dtype == np.uint64:
         key = (values - np.uint64(low)).astype(np.int64)
     else:
         key = values.astype(np.int64, copy=False)
-    key = key - low if low and values.dtype != np.uint64 else key
-    first = np.full(high - low + 1, n, dtype=np.int64)
+        if low:
+            key = key - low
+    first = np.full(width, n, dtype=np.int64)
     for stop in range(n, 0, -BLOCK):
         start = max(stop - BLOCK, 0)
-        first[key[start:stop][::-1]] = np.arange(stop - 1, start - 1, -1)
+        backwards = key[start:stop][::-1]
+        first[backwards] = np.arange(stop - 1, start - 1, -1)
     present = np.flatnonzero(first < n)
-    present = present[np.argsort(first[present], kind="stable")]
-    rank = np.zeros(high - low + 1, dtype=np.int32)
+    order = np.argsort(first[present], kind="stable")
+    present = present[order]
+    rank = np.zeros(width, dtype=np.int32)
     rank[present] = np.arange(len(present), dtype=np.int32)
     return Numbered(present + low, rank[key], None)
 
@@ -206,5 +218,6 @@ def _strictly_rising(values: NDArray[Any]) -> bool:
 
 
 def _in_order(times: NDArray[Any], offsets: NDArray[np.int64]) -> bool:
-    back = np.flatnonzero(times[1:] < times[:-1]) + 1
+    falls = times[1:] < times[:-1]
+    back = np.flatnonzero(falls) + 1
     return bool(np.isin(back, offsets).all())

@@ -56,9 +56,11 @@ BINS = 60
 BUDGET = 60  # seconds of training that are recommended for a first fit
 FEW_STEPS_BACK = 3  # where clocks may have been set back
 MOST_LOOKED_AT = 1_000_000  # rows whose other columns are looked at
-MOST_TYPES, FEWEST_OF_TYPE = 30, 20  # values of a column of types, and rows for each of them
+MOST_TYPES = 30  # values of a column of types
+FEWEST_OF_TYPE = 20  # rows for each of them
 AT_PEAKS = 2.0  # times as many copies by chance as at a constant rate, where the rate has a rhythm
-MANY_TIES, TIMES_CHANCE = 0.02, 10.0  # share of zero gaps to remark on, and times that of chance
+MANY_TIES = 0.02  # share of zero gaps to remark on
+TIMES_CHANCE = 10.0  # and times that of chance
 TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2}([.,]\d+)?)?( ?[AaPp][Mm])?")
 MAGNITUDES = ("magnitude", "mag")  # columns of an earthquake catalogue
 ENTITIES_TEXT = """
@@ -83,8 +85,9 @@ class Histogram:
         >>> Histogram(np.array([0, 1, 4, 8]), np.arange(5.0), "0", "4").line()
         ' ▁▄█'
         """
-        top = max(int(self.counts.max(initial=0)), 1)
-        return "".join(BARS[-(-int(count) * 8 // top)] for count in self.counts)
+        highest = max(int(self.counts.max(initial=0)), 1)
+        eighths = -(-self.counts * 8 // highest)
+        return "".join(BARS[height] for height in eighths.tolist())
 
 
 @dataclass(frozen=True)
@@ -141,14 +144,13 @@ class Inspection:
 
         table = table_of(self.source, self._facts())
         for name, picture in (("over time", self.over_time), ("gaps", self.gaps)):
-            if picture is not None:
-                table.add_row("", "")
-                table.add_row(name, Text(picture.line(), style="green"))
-                room = max(1, len(picture.counts) - len(picture.first) - len(picture.last))
-                table.add_row(
-                    "",
-                    Text(console_text(f"{picture.first}{' ' * room}{picture.last}"), style="dim"),
-                )
+            if picture is None:
+                continue
+            room = max(1, len(picture.counts) - len(picture.first) - len(picture.last))
+            ends = picture.first + " " * room + picture.last
+            table.add_row("", "")
+            table.add_row(name, Text(picture.line(), style="green"))
+            table.add_row("", Text(console_text(ends), style="dim"))
         table.add_row("", "")
         for note in self.reading.notes:
             table.add_row("", Text(console_text(note), style="dim"))
@@ -164,10 +166,13 @@ class Inspection:
         else:
             by = "no column"
         data = self.reading.data
-        lines = [("kind", self.kind)]
-        lines.append(("time", f"{roles.time!r}: {self.over_time.first} to {self.over_time.last}"))
-        lines.append(("resolution", resolution_in_words(data, self.reading.clock)))
-        lines += facts(data, by, roles.mark or "")
+        span = f"{self.over_time.first} to {self.over_time.last}"
+        lines = [
+            ("kind", self.kind),
+            ("time", f"{roles.time!r}: {span}"),
+            ("resolution", resolution_in_words(data, self.reading.clock)),
+            *facts(data, by, roles.mark or ""),
+        ]
         if self.reading.moved:
             lines.append(("order", _order(self.reading)))
         return lines
@@ -178,28 +183,27 @@ class Inspection:
 
         from fourpoint.plots.charts import COLOURS, look
 
+        data = self.reading.data
+        picture = self.over_time
         with look():
             below = None
             if ax is None and self.gaps is None:
                 ax = plt.subplots(figsize=(9, 2.8), layout="constrained")[1]
             elif ax is None:
                 ax, below = plt.subplots(2, 1, figsize=(9, 5), layout="constrained")[1]
-            _bars(ax, self.over_time, COLOURS[0])
-            ax.set_title(
-                f"{plot_name(Path(self.source).name)}: {self.reading.data.events:,} events"
-            )
-            ax.set_xticks(
-                self.over_time.edges[[0, -1]],
-                [plot_name(self.over_time.first), plot_name(self.over_time.last)],
-            )
-            for label, side in zip(ax.get_xticklabels(), ("left", "right"), strict=True):
-                label.set_horizontalalignment(side)
+            _bars(ax, picture, COLOURS[0])
+            name = Path(self.source).name
+            ax.set_title(f"{plot_name(name)}: {data.events:,} events")
+            ends = [plot_name(picture.first), plot_name(picture.last)]
+            ax.set_xticks(picture.edges[[0, -1]], ends)
+            first, last = ax.get_xticklabels()
+            first.set_horizontalalignment("left")
+            last.set_horizontalalignment("right")
             ax.set_ylabel("events")
             if below is not None and self.gaps is not None:
                 _bars(below, self.gaps, COLOURS[1])
                 below.set_xscale("log")
-                unit = self.reading.data.unit
-                below.set_xlabel(f"gap ({plot_name(unit)})" if unit else "gap")
+                below.set_xlabel(f"gap ({plot_name(data.unit)})" if data.unit else "gap")
                 below.set_ylabel("gaps")
         return ax
 
@@ -220,60 +224,76 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
     asked = replace(asked, sort=True)
     reading = read_with_notes(source, asked)
     if reading.roles.maybe_places:
-        reading = read_with_notes(source, replace(asked, place=reading.roles.maybe_places))
+        with_places = replace(asked, place=reading.roles.maybe_places)
+        reading = read_with_notes(source, with_places)
     remarks = [*_suspicious_ties(reading), *_remarks(source, reading)]
     reading = replace(reading, notes=(*reading.notes, *remarks))
-    label = str(source) if isinstance(source, str | os.PathLike) else reading.data.name or "table"
-    ties = None if asked.ties == "keep" else asked.ties
-    options: dict[str, Any] = {
-        "timezone": asked.timezone,
-        "time_unit": asked.time_unit,
-        "window": asked.window,
-        "ties": ties,
-    }
-    for name in ("gaps", "observed", "exposure", "covariates", "entities", "impute"):
-        options[name] = getattr(asked, name)
-    for name in ("sequence_covariates", "event_features"):
-        options[name] = ",".join(listed(getattr(asked, name))) or None
+    data = reading.data
+    label = data.name or "table"
+    if isinstance(source, str | os.PathLike):
+        label = str(source)
     roles = reading.roles
     cut = None
     if reading.clock is not None and not (roles.sequence or asked.sequence):
         cut = calendar_unit(reading.clock)
-    given = {name: value for name, value in options.items() if value is not None}
-    gaps = reading.data.gaps
     return Inspection(
-        label,
-        reading,
-        _over_time(reading),
-        _gap_histogram(gaps[gaps > 0], reading.data.unit),
-        _command(source, reading, given),
-        kind_of(reading.data, roles.calendar or cut, roles.sequence is not None),
+        source=label,
+        reading=reading,
+        over_time=_over_time(reading),
+        gaps=_gap_histogram(data.gaps[data.gaps > 0], data.unit),
+        command=_command(source, reading, _options(asked)),
+        kind=kind_of(data, roles.calendar or cut, roles.sequence is not None),
     )
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    """The options of reading that were given."""
+    options: dict[str, Any] = {
+        "timezone": asked.timezone,
+        "time_unit": asked.time_unit,
+        "window": asked.window,
+        "ties": None if asked.ties == "keep" else asked.ties,
+        "gaps": asked.gaps,
+        "observed": asked.observed,
+        "exposure": asked.exposure,
+        "covariates": asked.covariates,
+        "entities": asked.entities,
+        "impute": asked.impute,
+        "sequence_covariates": ",".join(listed(asked.sequence_covariates)) or None,
+        "event_features": ",".join(listed(asked.event_features)) or None,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _order(reading: Reading) -> str:
     """That rows are not in order, and what may be the reason: clocks that were set back."""
+    usual = "rows are not in order of time: --sort sorts them"
     clock = reading.clock
-    if clock is not None and clock.zone is None and len(reading.data) == 1:
-        steps = np.diff(clock.ticks)
-        back = np.flatnonzero(steps < 0)
-        if len(back) <= FEW_STEPS_BACK and float(-steps[back].min()) <= 3600 * clock.rate:
-            when = clock.text(int(clock.ticks[back[0]]))
-            return (
-                f"times step back after {when}, by an hour at most: if clocks were set back there, "
-                "name the zone with --timezone; --sort would mix the two hours"
-            )
-    return "rows are not in order of time: --sort sorts them"
+    if clock is None or clock.zone is not None or len(reading.data) != 1:
+        return usual
+    steps = np.diff(clock.ticks)
+    back = np.flatnonzero(steps < 0)
+    farthest = float(-steps[back].min())
+    if len(back) > FEW_STEPS_BACK or farthest > 3600 * clock.rate:
+        return usual
+    when = clock.text(int(clock.ticks[back[0]]))
+    return (
+        f"times step back after {when}, by an hour at most: if clocks were set back there, "
+        "name the zone with --timezone; --sort would mix the two hours"
+    )
 
 
 def _remarks(source: object, reading: Reading) -> list[str]:
     """What the other columns say about how the table is to be read."""
     roles = reading.roles
+    log = reading.data.log
     if not isinstance(source, str | os.PathLike | Mapping):  # others may be read only once
         return []
     table = open_table(source)
     joined = parts_of(table.schema.names, roles.time) or ()
-    used = [*roles.columns(), *joined, *(reading.data.log.in_use if reading.data.log else ())]
+    used = [*roles.columns(), *joined]
+    if log is not None:
+        used += log.in_use
     names = [name for name in table.schema.names if name not in used]
     if roles.own or not names or reading.data.events > MOST_LOOKED_AT:
         return []
@@ -284,111 +304,157 @@ def _remarks(source: object, reading: Reading) -> list[str]:
             return []
         held[name] = column.cast(value_type(column))
     found = []
-    if reading.data.log is not None and reading.data.log.noon:
-        for name in names:
-            if _are_times_of_day(held[name]):
-                found.append(
-                    f"{name!r} holds times of day, which are not used: --time "
-                    f"{shlex.quote(joined_name(roles.time, name))} joins it with the date"
-                )
+    if log is not None and log.noon:
+        found += _unused_times(roles.time, names, held)
     if roles.sequence is None and roles.calendar is None:
         for name in names:
-            kind = held[name].type
-            number = pa.types.is_floating(kind) or pa.types.is_integer(kind)
-            if number and plain_name(name) in MAGNITUDES:
-                found.append(
-                    f"{name!r} may be the magnitude of earthquakes: fit --model etas fits a model "
-                    "of aftershocks to it"
-                )
-            count = len(held[name].unique())
-            if _is_entity(name) and 1 < count < len(held[name]):
-                found.append(
-                    f"{name!r} has {count:,} values: --sequence {shlex.quote(name)} follows each "
-                    "of them by itself"
-                )
-    constant = [] if roles.sequence is None else _constant_columns(roles.sequence, names, held)
-    moments = [name for name in constant if _are_moments(held[name])]
-    constant = [name for name in constant if name not in moments]
-    if moments:
-        listed = " and ".join(map(repr, moments))
-        example = [*moments, _day_after(reading)][:2]
-        verb = "is a time" if len(moments) == 1 else "are times"
-        found.append(
-            f"{listed} {verb} of each {roles.sequence!r}: if each is observed from or up to then, "
-            f"say so with --window {shlex.join(example)}, for example"
-        )
-    if constant:
-        verb = "is" if len(constant) == 1 else "are"
-        option = f"--sequence-covariates {shlex.quote(','.join(constant))}"
-        listed = " and ".join(map(repr, constant))
-        found.append(f"{listed} {verb} constant for each {roles.sequence!r}: {option} uses that")
+            found += _of_entities(name, held[name])
+    constant: list[str] = []
+    if roles.sequence is not None:
+        constant = _constant_columns(roles.sequence, names, held)
+        found += _of_sequences(reading, constant, held)
     if roles.mark is None:
-        others = [name for name in names if name not in (*constant, *moments)]
+        others = [name for name in names if name not in constant]
         found += _possible_types(others, held)
-    rows = pa.table({str(i): column for i, column in enumerate(held.values())})
-    copies = len(rows) - len(rows.group_by(rows.column_names).aggregate([]))
-    described = rows.drop_columns([str(list(held).index(roles.time))])
-    by_chance = _copies_by_chance(reading, described)
-    if copies > AT_PEAKS * by_chance + 3 * by_chance**0.5:
+    found += _suspicious_copies(reading, held)
+    return found
+
+
+def _unused_times(time: str, names: list[str], held: Mapping[str, pa.ChunkedArray]) -> list[str]:
+    """That columns hold times of day, where the column of times holds dates alone."""
+    found = []
+    for name in names:
+        if _are_times_of_day(held[name]):
+            joined = shlex.quote(joined_name(time, name))
+            found.append(
+                f"{name!r} holds times of day, which are not used: --time {joined} joins it "
+                "with the date"
+            )
+    return found
+
+
+def _of_entities(name: str, column: pa.ChunkedArray) -> list[str]:
+    """That a column may hold magnitudes, or entities that could be followed by themselves."""
+    found = []
+    number = pa.types.is_floating(column.type) or pa.types.is_integer(column.type)
+    if number and plain_name(name) in MAGNITUDES:
         found.append(
-            f"{copies:,} {'row is an exact copy' if copies == 1 else 'rows are exact copies'} of "
-            "others: remove rows that were exported twice, since they would look like clustering"
+            f"{name!r} may be the magnitude of earthquakes: fit --model etas fits a model "
+            "of aftershocks to it"
+        )
+    count = len(column.unique())
+    if _is_entity(name) and 1 < count < len(column):
+        found.append(
+            f"{name!r} has {count:,} values: --sequence {shlex.quote(name)} follows each "
+            "of them by itself"
         )
     return found
 
 
+def _of_sequences(
+    reading: Reading, constant: list[str], held: Mapping[str, pa.ChunkedArray]
+) -> list[str]:
+    """What columns that are constant in each sequence can be used for."""
+    moments = [name for name in constant if _are_moments(held[name])]
+    covariates = [name for name in constant if name not in moments]
+    sequence = repr(reading.roles.sequence)
+    found = []
+    if moments:
+        listed = " and ".join(map(repr, moments))
+        verb = "is a time" if len(moments) == 1 else "are times"
+        window = [*moments, _day_after(reading)][:2]
+        found.append(
+            f"{listed} {verb} of each {sequence}: if each is observed from or up to then, "
+            f"say so with --window {shlex.join(window)}, for example"
+        )
+    if covariates:
+        listed = " and ".join(map(repr, covariates))
+        verb = "is" if len(covariates) == 1 else "are"
+        option = f"--sequence-covariates {shlex.quote(','.join(covariates))}"
+        found.append(f"{listed} {verb} constant for each {sequence}: {option} uses that")
+    return found
+
+
+def _suspicious_copies(reading: Reading, held: Mapping[str, pa.ChunkedArray]) -> list[str]:
+    """That far more rows are copies of others than chance explains."""
+    rows = pa.table({str(i): column for i, column in enumerate(held.values())})
+    distinct = rows.group_by(rows.column_names).aggregate([])
+    copies = len(rows) - len(distinct)
+    time = list(held).index(reading.roles.time)
+    described = rows.drop_columns([str(time)])
+    by_chance = _copies_by_chance(reading, described)
+    if copies <= AT_PEAKS * by_chance + 3 * by_chance**0.5:
+        return []
+    are = "row is an exact copy" if copies == 1 else "rows are exact copies"
+    return [
+        f"{copies:,} {are} of others: remove rows that were exported twice, since they would "
+        "look like clustering"
+    ]
+
+
 def _possible_types(names: list[str], held: Mapping[str, pa.ChunkedArray]) -> list[str]:
     """That columns with few words could be the types of events."""
-    words = [name for name in names if pa.types.is_string(held[name].type)]
-    counts = {name: len(held[name].unique()) for name in words}
-    few = {
-        name: count
-        for name, count in counts.items()
-        if 2 <= count <= MOST_TYPES and count * FEWEST_OF_TYPE <= len(held[name])
-    }
+    few = []
+    for name in names:
+        column = held[name]
+        if not pa.types.is_string(column.type):
+            continue
+        count = len(column.unique())
+        if 2 <= count <= MOST_TYPES and count * FEWEST_OF_TYPE <= len(column):
+            few.append((name, count))
     if not few:
         return []
-    some = [f"{name!r} ({count} values)" for name, count in list(few.items())[:3]]
-    listed = ", ".join(some[:-1]) + " or " if len(some) > 1 else ""
-    option = f"--mark {shlex.quote(next(iter(few)))}"
-    return [f"{listed}{some[-1]} could be types of events, for example with {option}"]
+    some = [f"{name!r} ({count} values)" for name, count in few[:3]]
+    listed = some[-1]
+    if len(some) > 1:
+        listed = f"{', '.join(some[:-1])} or {listed}"
+    option = f"--mark {shlex.quote(few[0][0])}"
+    return [f"{listed} could be types of events, for example with {option}"]
 
 
 def _constant_columns(
     sequence: str, names: list[str], held: Mapping[str, pa.ChunkedArray]
 ) -> list[str]:
     """The columns that are constant in each sequence and differ between sequences."""
-    of = held[sequence].combine_chunks().dictionary_encode().indices.to_numpy()
+    of = _codes(held[sequence])
+    sequences = len(np.unique(of))
     found = []
     for name in names:
-        value = held[name].combine_chunks().dictionary_encode().indices
-        numbers = value.fill_null(-1).to_numpy()
-        pairs = len(np.unique(of * (int(numbers.max(initial=0)) + 2) + numbers + 1))
-        distinct = len(np.unique(numbers))
+        value = _codes(held[name])
+        distinct = len(np.unique(value))
+        width = int(value.max(initial=0)) + 2
+        pairs = len(np.unique(of * width + value + 1))
+        constant = pairs == sequences
         shared = distinct < pairs or _are_moments(held[name])
-        if pairs == len(np.unique(of)) and distinct > 1 and shared:
+        if constant and distinct > 1 and shared:
             found.append(name)
     return found
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """The number of each value of a column, -1 for null."""
+    encoded = column.combine_chunks().dictionary_encode()
+    return encoded.indices.fill_null(-1).to_numpy()
 
 
 def _copies_by_chance(reading: Reading, described: pa.Table) -> float:
     """How many rows are copies of others if events come independently at a constant rate: of n
     events with the same description in K ticks of the timestamps, n - K (1 - exp(-n / K)).
     """
-    data = reading.data
     width = _tick(reading)
     if not width:
         return 0.0
+    data = reading.data
     observed = float(data.durations.sum())
     if reading.roles.sequence is not None:  # the description names the sequence
         observed /= len(data)
     ticks = max(observed / width, 1.0)
+    alike = np.array([len(data.times)])
     if described.column_names:
         grouped = described.group_by(described.column_names).aggregate([([], "count_all")])
         alike = grouped["count_all"].to_numpy()
-    else:
-        alike = np.array([len(reading.data.times)])
-    return float((alike + ticks * np.expm1(-alike / ticks)).sum())
+    copies = alike + ticks * np.expm1(-alike / ticks)
+    return float(copies.sum())
 
 
 def _tick(reading: Reading) -> float:
@@ -404,27 +470,35 @@ def _day_after(reading: Reading) -> str:
     clock = reading.clock
     if clock is None:
         return "STOP"
-    return str(np.datetime64(clock.text(int(clock.ticks.max()))[:10]) + 1)
+    last = clock.text(int(clock.ticks.max()))
+    day = np.datetime64(last[:10]) + 1
+    return str(day)
 
 
 def _are_moments(column: pa.ChunkedArray) -> bool:
     """Whether a column holds timestamps or dates."""
-    if pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+    kind = column.type
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         return True
+    if not pa.types.is_string(kind):
+        return False
     some = column.slice(0, 1000).drop_null()
-    return bool(len(some)) and pa.types.is_string(column.type) and looks_like_time(str(some[0]))
+    if not len(some):
+        return False
+    return looks_like_time(str(some[0]))
 
 
 def _ties_by_chance(reading: Reading) -> float:
     """How many pairs of events have the same timestamp if events come independently: of n events in
     a window of length T, about n^2 r / 2T at a resolution r.
     """
-    data = reading.data
     width = _tick(reading)
-    lengths = np.maximum(data.durations, width)
     if not width:
         return 0.0
-    return float((data.lengths.astype(np.float64) ** 2 * width / (2 * lengths)).sum())
+    lengths = np.maximum(reading.data.durations, width)
+    counts = reading.data.lengths.astype(np.float64)
+    pairs = counts**2 * width / (2 * lengths)
+    return float(pairs.sum())
 
 
 def _suspicious_ties(reading: Reading) -> list[str]:
@@ -444,17 +518,19 @@ def _suspicious_ties(reading: Reading) -> list[str]:
 def _is_entity(name: str) -> bool:
     """Whether a column is called like something that has events of its own."""
     plain = plain_name(name).replace("_", "")
-    return any(plain in (word, f"{word}id", f"{word}no", f"{word}number") for word in ENTITIES)
+    endings = ("", "id", "no", "number")
+    return any(plain == word + ending for word in ENTITIES for ending in endings)
 
 
 def _are_times_of_day(column: pa.ChunkedArray) -> bool:
     """Whether a column holds times such as 09:30, without a date."""
     if pa.types.is_time(column.type):
         return True
-    some = [value for value in column.slice(0, 1000).to_pylist() if value is not None]
-    return bool(some) and all(
-        isinstance(value, str) and TIME_OF_DAY.fullmatch(value.strip()) for value in some
-    )
+    some = column.slice(0, 1000).drop_null().to_pylist()
+    for value in some:
+        if not isinstance(value, str) or not TIME_OF_DAY.fullmatch(value.strip()):
+            return False
+    return bool(some)
 
 
 def _over_time(reading: Reading) -> Histogram:
@@ -466,17 +542,15 @@ def _over_time(reading: Reading) -> Histogram:
     if clock is not None:
         low = int(clock.ticks.min())
         high = int(clock.ticks.max())
-        first = clock.text(low)
-        last = clock.text(high)
-        counts, edges = np.histogram(
-            (clock.ticks - low) / clock.rate, BINS, range=(0, max(high - low, 1) / clock.rate)
-        )
-        return Histogram(counts, edges, first, last)
-    low_time = float(data.starts.min())
-    high_time = float(data.stops.max())
-    counts, edges = np.histogram(data.times, BINS, range=(low_time, high_time))
+        length = max(high - low, 1) / clock.rate
+        seconds = (clock.ticks - low) / clock.rate
+        counts, edges = np.histogram(seconds, BINS, range=(0, length))
+        return Histogram(counts, edges, clock.text(low), clock.text(high))
+    start = float(data.starts.min())
+    stop = float(data.stops.max())
+    counts, edges = np.histogram(data.times, BINS, range=(start, stop))
     unit = f" {data.unit}" if data.unit else ""
-    return Histogram(counts, edges, f"{low_time:.6g}", f"{high_time:.6g}{unit}")
+    return Histogram(counts, edges, f"{start:.6g}", f"{stop:.6g}{unit}")
 
 
 def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
@@ -490,34 +564,45 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
         high = high * 2
     edges = np.geomspace(low, high, BINS + 1)
     edges[-1] = high * (1 + 1e-9)
-    ends = (f"{low:.3g}", f"{high:.3g} {unit}".rstrip())
+    counts, _ = np.histogram(gaps, edges)
+    first = f"{low:.3g}"
+    last = f"{high:.3g} {unit}".rstrip()
     if unit in SECONDS:
-        ends = (span_words(low, unit), span_words(high, unit))
-    return Histogram(np.histogram(gaps, edges)[0], edges, *ends)
+        first = span_words(low, unit)
+        last = span_words(high, unit)
+    return Histogram(counts, edges, first, last)
 
 
 def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
     """What to type next: the roles spelled out, so that they are there to be changed."""
     roles = reading.roles
-    named: dict[str, Any] = {} if roles.own else {"time": roles.time, "mark": roles.mark or "none"}
-    named |= {"place": roles.places} if roles.places and not roles.own else {}
+    named: dict[str, Any] = {}
     if not roles.own:
+        named["time"] = roles.time
+        named["mark"] = roles.mark or "none"
+        if roles.places:
+            named["place"] = roles.places
         named["sequence"] = roles.calendar or roles.sequence or NONE
-    named = {name: value for name, value in (named | options).items() if value is not None}
+    named |= options
     if not isinstance(source, str | os.PathLike):
-        words = [f"{name}={value!r}" for name, value in named.items()] + [
-            "sort=True"
-        ] * reading.moved
-        return f"fp.read({', '.join(['source', *words])})"
+        arguments = ["source"]
+        arguments += [f"{name}={value!r}" for name, value in named.items()]
+        if reading.moved:
+            arguments.append("sort=True")
+        return f"fp.read({', '.join(arguments)})"
     words = ["fourpoint", "fit", str(source)]
     for name, value in named.items():
+        option = f"--{name.replace('_', '-')}"
         values: Ordered[Any] = value if isinstance(value, tuple) else (value,)
         if name == "place":
-            words += [word for column in values for word in ("--place", column)]
-            continue
-        words += [f"--{name.replace('_', '-')}", *map(str, values)]
-    budget = ["--time-budget", str(BUDGET)]
-    return shlex.join([*words, *["--sort"] * reading.moved, *budget, "-o", "model"])
+            for column in values:
+                words += [option, column]
+        else:
+            words += [option, *map(str, values)]
+    if reading.moved:
+        words.append("--sort")
+    words += ["--time-budget", str(BUDGET), "-o", "model"]
+    return shlex.join(words)
 
 
 def _bars(ax: Axes, histogram: Histogram, shade: str) -> None:
@@ -568,14 +653,19 @@ def rhythm(clock: Clock, unit: By) -> Rhythm:
     seconds = clock.ticks / clock.rate - origin
     period, phase = np.divmod(seconds / SPAN[unit], 1.0)
     _, place = np.unique(period, return_inverse=True)
+    count = len(phase)
     strongest = Rhythm(unit, 0.0, 0.0)
     for harmonic in HARMONICS:
         angles = 2 * np.pi * harmonic * phase
-        real, imaginary = (np.bincount(place, part(angles)) for part in (np.cos, np.sin))
+        real = np.bincount(place, np.cos(angles))
+        imaginary = np.bincount(place, np.sin(angles))
         power = float((real**2 + imaginary**2).sum())
         length = float(np.hypot(real.sum(), imaginary.sum()))
-        z = length**2 / power if power > 1e-9 * len(angles) else 0.0
-        strongest = max(strongest, Rhythm(unit, z, 2 * length / len(angles)), key=lambda r: r.z)
+        z = 0.0
+        if power > 1e-9 * count:
+            z = length**2 / power
+        if z > strongest.z:
+            strongest = Rhythm(unit, z, amplitude=2 * length / count)
     return strongest
 
 
@@ -586,14 +676,16 @@ def calendar_unit(clock: Clock) -> By | None:
     >>> print(calendar_unit(steady))
     None
     """
-    span = (int(clock.ticks.max()) - int(clock.ticks.min())) / clock.rate
-    steps = np.diff(np.unique(clock.ticks))
-    coarse = float(np.gcd.reduce(steps)) / clock.rate if len(steps) else 0.0
+    first = int(clock.ticks.min())
+    last = int(clock.ticks.max())
+    span = (last - first) / clock.rate
+    coarse = _common_step(clock)
     for unit in ("day", "week", "hour"):
-        if coarse >= SPAN[unit]:  # such stamps say nothing about the time within it
+        period = SPAN[unit]
+        if coarse >= period:  # such stamps say nothing about the time within it
             continue
-        long_enough = span >= PERIODS * SPAN[unit]
-        enough_events = len(clock.ticks) >= FEWEST[unit] * span / SPAN[unit]
+        long_enough = span >= PERIODS * period
+        enough_events = len(clock.ticks) >= FEWEST[unit] * span / period
         if long_enough and enough_events and rhythm(clock, unit).found:
             return unit
     return None
@@ -617,11 +709,20 @@ def kind_of(data: Dataset, unit: By | None, by_column: bool) -> str:
 
 def resolution(data: Dataset, clock: Clock | None) -> float:
     """What all times are multiples of, up to their origin; in seconds for stamps; 0 if nothing."""
-    if clock is None:
-        gaps = data.gaps[data.gaps > 0]
-        return timestamp_resolution(gaps) if len(gaps) else 0.0
+    if clock is not None:
+        return _common_step(clock)
+    gaps = data.gaps[data.gaps > 0]
+    if not len(gaps):
+        return 0.0
+    return timestamp_resolution(gaps)
+
+
+def _common_step(clock: Clock) -> float:
+    """The greatest common divisor of all differences of times, in seconds; 0 without any."""
     steps = np.diff(np.unique(clock.ticks))
-    return float(np.gcd.reduce(steps)) / clock.rate if len(steps) else 0.0
+    if not len(steps):
+        return 0.0
+    return float(np.gcd.reduce(steps)) / clock.rate
 
 
 def resolution_in_words(data: Dataset, clock: Clock | None) -> str:
@@ -633,7 +734,10 @@ def resolution_in_words(data: Dataset, clock: Clock | None) -> str:
     found = resolution(data, clock)
     if not found:
         return "none found"
-    words = f"{found:.4g} {data.unit}".rstrip() if clock is None else _seconds(found)
+    if clock is None:
+        words = f"{found:.4g} {data.unit}".rstrip()
+    else:
+        words = _seconds(found)
     gaps = data.gaps[data.gaps > 0]
     if not coarse_resolution(gaps):
         return words
@@ -642,11 +746,15 @@ def resolution_in_words(data: Dataset, clock: Clock | None) -> str:
 
 def _seconds(length: float) -> str:
     """A length of time in its largest whole unit."""
-    whole = [u for u in WORDS if u <= length * (1 + 1e-9) and _is_multiple(length, u)]
-    unit = max(whole, default=1)
+    unit = 1.0
+    for candidate in sorted(WORDS):
+        if candidate <= length * (1 + 1e-9) and _is_multiple(length, candidate):
+            unit = candidate
     count = round(length / unit)
-    return f"{count:,} {WORDS[unit]}{'s' * (count > 1)}"
+    plural = "s" if count > 1 else ""
+    return f"{count:,} {WORDS[unit]}{plural}"
 
 
 def _is_multiple(length: float, unit: float) -> bool:
-    return abs(length / unit - round(length / unit)) < 1e-6
+    count = length / unit
+    return abs(count - round(count)) < 1e-6

@@ -165,7 +165,11 @@ def far_from_zero(times: NDArray[np.float64]) -> bool:
     >>> far_from_zero(np.arange(45_000.0, 45_100.0)), far_from_zero(np.arange(5.0, 105.0))
     (True, False)
     """
-    return len(times) >= FEWEST_FAR and float(times[0]) > float(times[-1] - times[0])
+    if len(times) < FEWEST_FAR:
+        return False
+    first = float(times[0])
+    length = float(times[-1] - times[0])
+    return first > length
 
 
 def lay_calendar(
@@ -331,16 +335,20 @@ def are_dates(clock: Clock) -> bool:
     """
     step = round(DAY * clock.rate)
     if clock.zone is None:
-        return not bool((clock.ticks % step).any())
-    stamps = pa.array(clock.ticks // clock.rate).view(pa.timestamp("s", clock.zone))
-    wall = flat(pa.chunked_array([pc.local_timestamp(stamps)]))
-    return not bool((wall % round(DAY)).any() or (clock.ticks % clock.rate).any())
+        return not (clock.ticks % step).any()
+    seconds, rest = np.divmod(clock.ticks, clock.rate)
+    if rest.any():
+        return False
+    stamps = pa.array(seconds).view(pa.timestamp("s", clock.zone))
+    wall = flat(pc.local_timestamp(stamps))
+    return not (wall % round(DAY)).any()
 
 
 def _known_tick(origin: str, clock: Clock) -> int:
     """A timestamp in UTC, or without a zone, as a tick of ``clock``."""
-    since = int(np.datetime64(origin, "ns").astype(np.int64))
-    return since // (1_000_000_000 // clock.rate)
+    nanoseconds = int(np.datetime64(origin, "ns").astype(np.int64))
+    per_tick = 1_000_000_000 // clock.rate
+    return nanoseconds // per_tick
 
 
 @dataclass(frozen=True)

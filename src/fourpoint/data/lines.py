@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 from fourpoint.data.expansion import Expansion
 
 BLOCK = 1 << 23  # bytes that are parsed at a time, hence the longest row
+LINE_FEED = ord("\n")
+CARRIAGE_RETURN = ord("\r")
+QUOTE = ord('"')
 
 
 class Readable(Protocol):
@@ -50,46 +53,62 @@ def line_of_record(stream: Readable, record: int, separator: str | None) -> int:
     >>> line_of_record(io.BytesIO(b'a,b\\n\\n1,"x\\ny"\\n2,z\\n'), 2, ",")
     5
     """
-    lines, records, carried = 1, 0, b""
+    line = 1
+    records = 0
+    carried = b""
     while True:
         block = stream.read(BLOCK)
         data = np.frombuffer(carried + block, dtype=np.uint8)
         ends = _record_ends(data, separator)
         if not block:
             ends = np.append(ends, len(data))
-        starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
-        lengths = ends - starts
-        blank = lengths == 0
-        if len(data):
-            returns = data[np.minimum(starts, len(data) - 1)] == 13
-            blank |= (lengths == 1) & returns
-        full = np.flatnonzero(~blank)
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + 1
+        full = np.flatnonzero(~_blank(data, starts, ends))
         found = records + len(full) > record
-        if (found or not block) and not len(ends):
-            return lines
         if found or not block:
-            k = full[record - records] if found else len(ends) - 1
-            return lines + int(np.count_nonzero(data[: starts[k]] == 10))
+            if not len(ends):
+                return line
+            number = full[record - records] if found else len(ends) - 1
+            return line + _line_ends(data[: starts[number]])
         records += len(full)
         used = int(ends[-1]) + 1 if len(ends) else 0
-        lines += int(np.count_nonzero(data[:used] == 10))
+        line += _line_ends(data[:used])
         carried = data[used:].tobytes()
         if len(carried) > 2 * BLOCK:
-            return lines  # no parser takes a record as long as this
+            return line  # no parser takes a record as long as this
+
+
+def _line_ends(data: NDArray[np.uint8]) -> int:
+    return int(np.count_nonzero(data == LINE_FEED))
+
+
+def _blank(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which pieces of text have no character, or a carriage return alone."""
+    lengths = ends - starts
+    blank = lengths == 0
+    if len(data):
+        last = len(data) - 1
+        first = data[np.minimum(starts, last)]
+        blank |= (lengths == 1) & (first == CARRIAGE_RETURN)
+    return blank
 
 
 def _record_ends(data: NDArray[np.uint8], separator: str | None) -> NDArray[np.int64]:
     """Positions of the line ends that end a record."""
-    breaks = data == 10
-    if separator is None or not (data == 34).any():
+    breaks = data == LINE_FEED
+    quotes = data == QUOTE
+    if separator is None or not quotes.any():
         return np.flatnonzero(breaks)
-    edge = breaks | (data == 13) | (data == ord(separator))
+    edge = breaks | (data == CARRIAGE_RETURN) | (data == ord(separator))
     # A quote opens or closes a field where it stands beside a separator or line end; others are
     # letters.
-    after_edge = np.concatenate([[True], edge[:-1]])
-    before_edge = np.concatenate([edge[1:], [True]])
-    beside = after_edge | before_edge
-    inside = np.cumsum((data == 34) & beside) % 2 == 1
+    after_edge = np.append(True, edge[:-1])
+    before_edge = np.append(edge[1:], True)
+    marks = quotes & (after_edge | before_edge)
+    inside = np.cumsum(marks) % 2 == 1
     return np.flatnonzero(breaks & ~inside)
 
 
@@ -101,7 +120,9 @@ class _Counted(io.FileIO):
         self.advance = advance
 
     def read(self, size: int | None = -1) -> bytes:
-        content = super().read(-1 if size is None else size) or b""
+        if size is None:
+            size = -1
+        content = super().read(size) or b""
         self.advance(len(content))
         return content
 
@@ -110,13 +131,16 @@ class _Bounded(io.RawIOBase):
     """A stream that is counted while it is unpacked, together with what Arrow makes of it."""
 
     def __init__(self, stream: Readable, expansion: Expansion) -> None:
-        self.stream, self.expansion = stream, expansion
+        self.stream = stream
+        self.expansion = expansion
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int | None = -1) -> bytes:
-        content: bytes = self.stream.read(None if size is None or size < 0 else size)
+        if size is not None and size < 0:
+            size = None
+        content: bytes = self.stream.read(size)
         self.expansion.count(len(content))
         self.expansion.check_arrow()
         return content

@@ -70,29 +70,33 @@ def pieces(column: pa.ChunkedArray) -> list[NDArray[Any]]:
     """
     bare = pa.int64() if column.type.bit_width == 64 else pa.int32()
     plain = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
-    return [
-        np.from_dlpack(chunk if plain else chunk.view(bare))
-        for chunk in column.chunks
-        if len(chunk)
-    ]
+    found = []
+    for chunk in column.chunks:
+        if len(chunk):
+            numbers = chunk if plain else chunk.view(bare)
+            found.append(np.from_dlpack(numbers))
+    return found
 
 
-def flat(column: pa.ChunkedArray, kind: DTypeLike | None = None) -> NDArray[Any]:
+def flat(column: pa.ChunkedArray | pa.Array, kind: DTypeLike | None = None) -> NDArray[Any]:
     """Such a column as one array, without a copy where it is one piece already.
 
     >>> flat(pa.chunked_array([[1, 2], [3]]), np.float64).tolist()
     [1.0, 2.0, 3.0]
     """
+    if isinstance(column, pa.Array):
+        column = pa.chunked_array([column])
     parts = pieces(column)
-    if len(parts) == 1 and (kind is None or parts[0].dtype == np.dtype(kind)):
-        return parts[0]
     found = parts[0].dtype if parts else np.dtype(np.int64)
     dtype = found if kind is None else np.dtype(kind)
+    if len(parts) == 1 and found == dtype:
+        return parts[0]
     whole = np.empty(len(column), dtype=dtype)
     first = 0
     for part in parts:
-        whole[first : first + len(part)] = part
-        first += len(part)
+        last = first + len(part)
+        whole[first:last] = part
+        first = last
     return whole
 
 

@@ -57,7 +57,8 @@ VALUE = re.compile(r"\s*[-+]?\d+([.,]\d+)?\s*")  # a number in place of a column
 SEQUENCE_NAME = re.compile(r"^id$|_id$")
 # Sequences with several events, and events beyond the first of their sequences, from which a column
 # with one value in each sequence is taken for a property of the sequences.
-DESCRIBED, REPEATS = 5, 20
+DESCRIBED = 5
+REPEATS = 20
 
 
 @dataclass(frozen=True)
@@ -92,22 +93,28 @@ class Roles:
 
     def line(self) -> str:
         """One line that says which column is what, and how to say otherwise."""
+        sequence = "one sequence"
         if self.calendar:
             sequence = f"one sequence per {self.calendar}"
         elif self.sequence:
             sequence = f"sequence {self.sequence!r}"
-        else:
-            sequence = "one sequence"
-        mark = f"mark {self.mark!r}" if self.mark else "no mark"
-        more = "".join(f", {role} {name!r}" for role, name in (("split", self.split),) if name)
-        more += f", window {self.window[0]!r} to {self.window[1]!r}" if self.window else ""
-        more += f", place {', '.join(map(repr, self.places))}" if self.places else ""
+        parts = [
+            f"time {self.time!r}",
+            f"mark {self.mark!r}" if self.mark else "no mark",
+            sequence,
+        ]
+        if self.split:
+            parts.append(f"split {self.split!r}")
+        if self.window:
+            start, stop = self.window
+            parts.append(f"window {start!r} to {stop!r}")
+        if self.places:
+            parts.append(f"place {', '.join(map(repr, self.places))}")
         options = " ".join(f"--{role}" for role in self.guessed)
-        rivals = f"; other times are {', '.join(map(repr, self.others))}" if self.others else ""
-        return (
-            f"columns: time {self.time!r}, {mark}, {sequence}{more} (guessed; {options} to "
-            f"choose{rivals})"
-        )
+        rivals = ""
+        if self.others:
+            rivals = f"; other times are {', '.join(map(repr, self.others))}"
+        return f"columns: {', '.join(parts)} (guessed; {options} to choose{rivals})"
 
 
 def choose_roles(
@@ -199,20 +206,23 @@ def guess_time(table: Table) -> str:
 
 def named_columns(table: Table, names: Ordered[str], role: str) -> tuple[str, ...]:
     """The columns that a user names for a role, in any spelling, each once."""
-    found = tuple(dict.fromkeys(_named(table, name, role) for name in names))
-    _check_once(table, list(found))
-    return found
+    found = [_named(table, name, role) for name in names]
+    once = tuple(dict.fromkeys(found))
+    _check_once(table, list(once))
+    return once
 
 
 def _own(table: Table, names: list[str], place: Place | None) -> Roles:
     mark = "mark" if "mark" in names else None
     split = "split" if "split" in names else None
-    window = ("start", "stop") if {"start", "stop"} <= set(names) else None
-    asked = tuple(name if name in names else OWN + name for name in place_names(place))
-    if place is not None:
-        places = tuple(_named(table, name, "place") for name in asked)
-    else:
+    window = None
+    if "start" in names and "stop" in names:
+        window = ("start", "stop")
+    if place is None:
         places = tuple(name for name in names if name.startswith(OWN))
+    else:
+        asked = [name if name in names else OWN + name for name in place_names(place)]
+        places = tuple(_named(table, name, "place") for name in asked)
     roles = Roles("t", mark, "seq_id", None, split, window, True, (), places=places)
     _check_once(table, roles.columns())
     return roles
@@ -254,25 +264,34 @@ def _named(table: Table, wanted: str, role: str) -> str:
     names = table.schema.names
     if wanted in names:
         return wanted
-    same = [name for name in names if plain_name(name) == plain_name(wanted)]
+    plain = plain_name(wanted)
+    same = [name for name in names if plain_name(name) == plain]
     if len(same) == 1:
         return same[0]
-    pair = parts_of(names, wanted) if role == "time" else None
-    if pair is not None:
-        return joined_name(*pair)
+    if role == "time":
+        pair = parts_of(names, wanted)
+        if pair is not None:
+            return joined_name(*pair)
     words = [*names, *CALENDAR] if role == "sequence" else names
-    near = same or get_close_matches(
-        wanted.lower(), [name.lower() for name in words], n=2, cutoff=0.5
-    )
+    lower = [name.lower() for name in words]
+    near = same or get_close_matches(wanted.lower(), lower, n=2, cutoff=0.5)
     near = [name for name in words if name in near or name.lower() in near]
+    remedy = f"Name one of them with {role}=."
     if near:
         remedy = f"Did you mean {' or '.join(map(repr, near))}?"
-    else:
-        remedy = f"Name one of them with {role}=."
-    listed = ", ".join(map(repr, names[:12])) + (", ..." if len(names) > 12 else "")
     raise table.error(
-        f"a column {wanted!r} for the {role}", f"only {listed or 'no columns'}", remedy
+        f"a column {wanted!r} for the {role}",
+        f"only {_listed(names) or 'no columns'}",
+        remedy,
     )
+
+
+def _listed(names: list[str]) -> str:
+    """The first names, and whether there are more."""
+    listed = ", ".join(map(repr, names[:12]))
+    if len(names) > 12:
+        listed += ", ..."
+    return listed
 
 
 def _is_none(word: str, names: list[str]) -> bool:
@@ -283,10 +302,11 @@ def _calendar(sequence: str | None, guess: _Guess, time: str) -> By | None:
     """The unit of the calendar that ``sequence`` names. A column of that name is meant where times
     are plain numbers.
     """
-    by = next((unit for unit in CALENDAR if unit == sequence), None)
-    if by is None or (by in guess.names and guess.kind(time) == "number"):
-        return None
-    return by
+    for unit in CALENDAR:
+        if unit == sequence:
+            is_column = unit in guess.names and guess.kind(time) == "number"
+            return None if is_column else unit
+    return None
 
 
 def plain_name(name: str) -> str:
@@ -368,9 +388,7 @@ class _Guess:
             value = next((name for name in self.names if VALUE.fullmatch(name)), None)
             if value is not None:
                 raise self._no_header(value)
-            listed = ", ".join(map(repr, self.names[:12])) + (
-                ", ..." if len(self.names) > 12 else ""
-            )
+            listed = _listed(self.names)
             near = usable or self.names
             if len(self.names) == 1 and self.kind(self.names[0]) != "number":
                 remedy = "Remove what stands above the header line, or check the separator."
@@ -414,7 +432,11 @@ class _Guess:
     def rivals(self, time: str) -> tuple[str, ...]:
         """Other columns that hold stamps."""
         used = (time, *(parts_of(self.names, time) or ()))
-        return tuple(n for n in self.names if n not in used and self.kind(n) == "clock")[:3]
+        found = []
+        for name in self.names:
+            if name not in used and self.kind(name) == "clock":
+                found.append(name)
+        return tuple(found[:3])
 
     def sequence(self, taken: set[str]) -> str | None:
         """The column that says which sequence a row belongs to. A number that each row has for
@@ -456,12 +478,10 @@ class _Guess:
         sequences = rows.group_by("sequence").aggregate([([], "count_all")])
         pairs = rows.group_by(["sequence", "value"]).aggregate([])
         repeated = pc.sum(pc.greater(sequences["count_all"], 1)).as_py() or 0
-        return (
-            len(pairs) == len(sequences)
-            and len(pc.unique(rows["value"])) > 1
-            and repeated >= DESCRIBED
-            and len(rows) - len(sequences) >= REPEATS
-        )
+        constant = len(pairs) == len(sequences)
+        differs = len(pc.unique(rows["value"])) > 1
+        often = repeated >= DESCRIBED and len(rows) - len(sequences) >= REPEATS
+        return constant and differs and often
 
     def split(self) -> str | None:
         """A column "split" whose words are ours."""
@@ -481,7 +501,10 @@ class _Guess:
         """Columns with the window of each sequence."""
         place = {plain: name for name, plain in self.plain.items()}
         pairs = (("start", "stop"), ("window_start", "window_stop"), ("window_start", "window_end"))
-        return next(((place[a], place[b]) for a, b in pairs if a in place and b in place), None)
+        for start, stop in pairs:
+            if start in place and stop in place:
+                return place[start], place[stop]
+        return None
 
     def places(self, taken: set[str | None]) -> tuple[str, ...]:
         """Two columns of numbers that look like a place on a map."""

@@ -29,12 +29,16 @@ def context_metadata(data: Dataset) -> str | None:
     >>> from fourpoint.events import Sequence
     >>> context_metadata(Dataset.from_sequences([Sequence([1.0], start=0, stop=2)]))
     """
-    levels = {} if data.log is None else {k: list(v) for k, v in data.log.levels.items()}
+    zone: str | None = "UTC"
+    levels: dict[str, list[str]] = {}
+    if data.log is not None:
+        zone = data.log.zone
+        levels = {name: list(words) for name, words in data.log.levels.items()}
     if data.context is None and not levels:
         return None
     context = data.context or Context()
     stored = {
-        "zone": "UTC" if data.log is None else data.log.zone,
+        "zone": zone,
         "levels": levels,
         "origin": _numbers(context.origin),
         "scored_from": _numbers(context.scored_from),
@@ -56,22 +60,28 @@ def stored_context(columns: Columns, sequences: int) -> tuple[Context | None, Lo
         stored = json.loads(text)
         values = {"time": "t", "zone": stored["zone"], "levels": stored["levels"]}
         context = Context(
-            _array(stored["origin"], sequences),
-            _array(stored["scored_from"], sequences),
-            _steps(stored["covariates"], sequences),
-            _steps(stored["exposure"], sequences),
+            origin=_array(stored["origin"], sequences),
+            scored_from=_array(stored["scored_from"], sequences),
+            covariates=_steps(stored["covariates"], sequences),
+            exposure=_steps(stored["exposure"], sequences),
         )
         log = LogFormat.from_dict(values)
     except DAMAGE as error:
         raise columns.error(
-            "a context of the sequences in the metadata", f"a damaged one ({error!r:.200})", REMEDY
+            "a context of the sequences in the metadata",
+            f"a damaged one ({error!r:.200})",
+            REMEDY,
         ) from error
     known = (context.origin, context.scored_from, context.covariates, context.exposure)
-    return (None if all(part is None for part in known) else context), log
+    if all(part is None for part in known):
+        return None, log
+    return context, log
 
 
 def _numbers(values: NDArray[np.float64] | None) -> list[float] | None:
-    return None if values is None else values.tolist()
+    if values is None:
+        return None
+    return values.tolist()
 
 
 def _array(values: Any, count: int) -> NDArray[np.float64] | None:
@@ -86,20 +96,30 @@ def _array(values: Any, count: int) -> NDArray[np.float64] | None:
 def _described(steps: Steps | None) -> dict[str, Any] | None:
     if steps is None:
         return None
-    count = len(steps.offsets) - 1
-    each = len(steps.times) // max(count, 1)
-    shared = count > 1 and bool((np.diff(steps.offsets) == each).all())
-    if shared:
-        times = steps.times.reshape(count, each)
-        values = steps.values.reshape(count, each, -1)
-        shared = bool((times == times[0]).all() and (values == values[0]).all())
-    kept = slice(each) if shared else slice(None)
+    times = steps.times
+    values = steps.values
+    offsets: list[int] | None = steps.offsets.tolist()
+    if _is_shared(steps):
+        own = steps.row(0)
+        times = times[own]
+        values = values[own]
+        offsets = None
     return {
         "names": list(steps.names),
-        "times": steps.times[kept].tolist(),
-        "values": steps.values[kept].tolist(),
-        "offsets": None if shared else steps.offsets.tolist(),
+        "times": times.tolist(),
+        "values": values.tolist(),
+        "offsets": offsets,
     }
+
+
+def _is_shared(steps: Steps) -> bool:
+    """Whether several sequences have the same step function."""
+    lengths = np.diff(steps.offsets)
+    if len(lengths) < 2 or (lengths != lengths[0]).any():
+        return False
+    times = steps.times.reshape(len(lengths), -1)
+    values = steps.values.reshape(*times.shape, -1)
+    return bool((times == times[0]).all() and (values == values[0]).all())
 
 
 def _steps(stored: Any, count: int) -> Steps | None:
@@ -107,11 +127,16 @@ def _steps(stored: Any, count: int) -> Steps | None:
         return None
     names = tuple(str(name) for name in stored["names"])
     times = np.array(stored["times"], dtype=np.float64)
-    values = np.array(stored["values"], dtype=np.float64).reshape(len(times), len(names))
+    rows = len(times)
+    values = np.array(stored["values"], dtype=np.float64).reshape(rows, len(names))
     if stored["offsets"] is None:
-        offsets = len(times) * np.arange(count + 1)
-        return Steps(names, np.tile(times, count), np.tile(values, (count, 1)), offsets)
+        return Steps(
+            names,
+            times=np.tile(times, count),
+            values=np.tile(values, (count, 1)),
+            offsets=rows * np.arange(count + 1),
+        )
     offsets = np.array(stored["offsets"], dtype=np.int64)
-    if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != len(times):
+    if len(offsets) != count + 1 or offsets[0] != 0 or offsets[-1] != rows:
         raise ValueError(f"offsets {offsets.tolist()[:4]} of {count} sequences")
     return Steps(names, times, values, offsets)

@@ -38,7 +38,8 @@ from fourpoint.data.expansion import NUMBER
 
 PARQUET = b"PAR1"
 DEEPEST = 32
-HEADER, LONGEST_HEADER = 2**9, 2**24  # bytes that are read of a page's header at first, and at most
+HEADER = 2**9  # bytes that are read of a page's header at first
+LONGEST_HEADER = 2**24
 
 
 class Chunk(NamedTuple):
@@ -64,18 +65,27 @@ def expanded_size(path: Path, columns: Collection[str]) -> int:
     total = 0
     chunks = []
     try:
-        for group in _struct(_footer(path), 0, 0)[0].get(4, []):
+        footer, _ = _struct(_footer(path), 0, 0)
+        for group in footer.get(4, []):
             for column in group.get(1, []):
                 metadata = column[3]
-                if metadata[3][0].decode("utf-8", "replace") in columns:
+                name = metadata[3][0].decode("utf-8", "replace")
+                if name in columns:
                     total += max(0, int(metadata[6]))
-                    places = [int(metadata[9]), int(metadata.get(11, 0))]
-                    start = min(place for place in places if place > 0)
-                    chunks.append(Chunk(start, int(metadata[7]), max(0, int(metadata[5]))))
-        unpacked = sum(size for chunk in chunks for size in page_sizes(path, chunk))
+                    chunks.append(_chunk(metadata))
+        unpacked = sum(sum(page_sizes(path, chunk)) for chunk in chunks)
     except (IndexError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"a damaged footer: {type(error).__name__}") from error
-    return max(total, unpacked) + NUMBER * sum(chunk.values for chunk in chunks)
+    values = sum(chunk.values for chunk in chunks)
+    return max(total, unpacked) + NUMBER * values
+
+
+def _chunk(metadata: dict[int, Any]) -> Chunk:
+    data = int(metadata[9])
+    dictionary = int(metadata.get(11, 0))
+    start = min(place for place in (data, dictionary) if place > 0)
+    values = max(0, int(metadata[5]))
+    return Chunk(start, int(metadata[7]), values)
 
 
 def page_sizes(path: Path, chunk: Chunk) -> Iterator[int]:
@@ -91,9 +101,10 @@ def page_sizes(path: Path, chunk: Chunk) -> Iterator[int]:
     [22]
     """
     at = chunk.start
+    end = chunk.start + chunk.size
     seen = 0
     with path.open("rb") as file:
-        while seen < chunk.values and at < chunk.start + chunk.size:
+        while seen < chunk.values and at < end:
             header, length = _page_header(file, at)
             content = header.get(5) or header.get(8) or {}
             try:
@@ -129,9 +140,10 @@ def _footer(path: Path) -> bytes:
         file.seek(max(0, size - 8))
         end = file.read(8)
         length = int.from_bytes(end[:4], "little")
-        if end[4:] != PARQUET or length > size - 8:
+        begin = size - 8 - length
+        if end[4:] != PARQUET or begin < 0:
             raise ValueError("Parquet magic bytes not found in footer")
-        file.seek(size - 8 - length)
+        file.seek(begin)
         return file.read(length)
 
 
@@ -143,11 +155,12 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     number = 0
     while (head := data[at]) != 0:
         at += 1
-        if head >> 4:
-            number += head >> 4
+        step = head >> 4
+        kind = head & 15
+        if step:
+            number += step
         else:
             number, at = _signed(data, at)
-        kind = head & 15
         if kind in (1, 2):  # a truth is in the head itself
             fields[number] = kind == 1
         else:
@@ -191,18 +204,21 @@ def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
 
 def _map(data: bytes, at: int, depth: int) -> tuple[None, int]:
     size, at = _varint(data, at)
-    if size:
-        kinds = data[at]
-        at = at + 1
-        for _ in range(size):
-            _, at = _value(data, at, kinds >> 4, depth + 1)
-            _, at = _value(data, at, kinds & 15, depth + 1)
+    if not size:
+        return None, at
+    key = data[at] >> 4
+    value = data[at] & 15
+    at += 1
+    for _ in range(size):
+        _, at = _value(data, at, key, depth + 1)
+        _, at = _value(data, at, value, depth + 1)
     return None, at
 
 
 def _signed(data: bytes, at: int) -> tuple[int, int]:
     value, at = _varint(data, at)
-    return (value >> 1) ^ -(value & 1), at
+    sign = -(value & 1)
+    return (value >> 1) ^ sign, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
@@ -219,7 +235,9 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 ARROW = b"ARROW1"
-DICTIONARY, RECORDS = 2, 3  # kinds of messages
+CONTINUED = b"\xff\xff\xff\xff"  # before the length of a message
+DICTIONARY = 2  # a kind of message
+RECORDS = 3
 BLOCK = struct.Struct("<qi4xq")
 BUFFER = struct.Struct("<qq")
 LARGEST_HEADER = 2**28
@@ -244,18 +262,22 @@ def unpacked_sizes(path: Path) -> Iterator[int]:
     """
     with path.open("rb") as file:
         try:
-            yield from _of_file(file) if file.read(6) == ARROW else _of_stream(file)
+            if file.read(6) == ARROW:
+                yield from _of_file(file)
+            else:
+                yield from _of_stream(file)
         except (struct.error, IndexError, ValueError, OverflowError):
             return
 
 
 def _of_file(file: BinaryIO) -> Iterator[int]:
-    end = file.seek(0, io.SEEK_END)
-    file.seek(max(0, end - 10))
+    size = file.seek(0, io.SEEK_END)
+    end = size - 10
+    file.seek(max(0, end))
     length, magic = struct.unpack("<i6s", file.read(10))
-    if magic != ARROW or not 0 < length <= end - 10:
+    if magic != ARROW or not 0 < length <= end:
         return
-    file.seek(end - 10 - length)
+    file.seek(end - length)
     footer = file.read(length)
     root = _root(footer)
     known: dict[int, int] = {}  # one batch may be listed again and again
@@ -264,7 +286,8 @@ def _of_file(file: BinaryIO) -> Iterator[int]:
             offset, header, _ = BLOCK.unpack_from(footer, at)
             if offset not in known:
                 file.seek(offset)
-                known[offset] = _unpacked(file, _header(file), offset + header)
+                message = _header(file)
+                known[offset] = _unpacked(file, message, offset + header)
             yield known[offset]
 
 
@@ -289,7 +312,9 @@ def _of_stream(file: BinaryIO) -> Iterator[int]:
 def _header(file: BinaryIO) -> bytes:
     """The header of the message that begins here; none at the end of a stream."""
     first = file.read(4)
-    size = int.from_bytes(file.read(4) if first == b"\xff\xff\xff\xff" else first, "little")
+    if first == CONTINUED:
+        first = file.read(4)
+    size = int.from_bytes(first, "little")
     if size > LARGEST_HEADER:
         raise ValueError("a header of impossible length")
     return file.read(size)
@@ -309,12 +334,13 @@ def _unpacked(file: BinaryIO, message: bytes, body: int) -> int:
     total = 0
     for at in _vector(message, batch, 2, BUFFER.size):
         offset, length = BUFFER.unpack_from(message, at)
+        size = max(0, length)
         if packed and length >= 8:
             file.seek(body + offset)
-            stated = struct.unpack("<q", file.read(8))[0]
-            total += length - 8 if stated < 0 else stated
-        else:
-            total += max(0, length)
+            (size,) = struct.unpack("<q", file.read(8))
+            if size < 0:
+                size = length - 8
+        total += size
     return total
 
 
@@ -324,18 +350,23 @@ def _root(data: bytes) -> int:
 
 def _field(data: bytes, table: int, number: int) -> int:
     """Where a field of a table stands, or 0 where the table does not have it."""
-    names = table - struct.unpack_from("<i", data, table)[0]
-    size = struct.unpack_from("<H", data, names)[0]
-    if 4 + 2 * number >= size:
+    (back,) = struct.unpack_from("<i", data, table)
+    names = table - back
+    (size,) = struct.unpack_from("<H", data, names)
+    entry = 4 + 2 * number
+    if entry >= size:
         return 0
-    offset = struct.unpack_from("<H", data, names + 4 + 2 * number)[0]
-    return table + offset if offset else 0
+    (offset,) = struct.unpack_from("<H", data, names + entry)
+    if not offset:
+        return 0
+    return table + offset
 
 
 def _follow(data: bytes, at: int) -> int:
     if not at:
         raise ValueError("a header without a batch")
-    return at + int(struct.unpack_from("<I", data, at)[0])
+    (offset,) = struct.unpack_from("<I", data, at)
+    return at + offset
 
 
 def _vector(data: bytes, table: int, number: int, size: int) -> range:
@@ -343,6 +374,8 @@ def _vector(data: bytes, table: int, number: int, size: int) -> range:
     place = _field(data, table, number)
     if not place:
         return range(0)
-    first = _follow(data, place)
-    count = struct.unpack_from("<I", data, first)[0]
-    return range(first + 4, min(first + 4 + count * size, len(data)), size)
+    length = _follow(data, place)
+    (count,) = struct.unpack_from("<I", data, length)
+    first = length + 4
+    end = first + count * size
+    return range(first, min(end, len(data)), size)

@@ -6,6 +6,7 @@ harmless to compute with. torch is imported when the first batch is made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, overload
 
@@ -14,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from fourpoint.events import Dataset
     from fourpoint.events.context import BatchContext, BatchSteps
@@ -28,13 +30,55 @@ def offsets_of(lengths: ArrayLike) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
+def flat_places(
+    first: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of pieces of flat arrays, which begin at ``first`` and have these lengths, and
+    the offsets of the pieces laid end to end.
+
+    >>> places, offsets = flat_places(np.array([5, 0]), np.array([2, 3]))
+    >>> places.tolist(), offsets.tolist()
+    ([5, 6, 0, 1, 2], [0, 2, 5])
+    """
+    offsets = offsets_of(lengths)
+    moved = first - offsets[:-1]
+    places = np.arange(offsets[-1]) + np.repeat(moved, lengths)
+    return places, offsets
+
+
+def known_rows(
+    values: NDArray[np.float64] | None, rows: slice | NDArray[np.int64] | NDArray[np.bool_]
+) -> NDArray[np.float64] | None:
+    """Rows of an array; None where it is not known.
+
+    >>> known_rows(np.array([[1.0], [2.0]]), slice(1)).tolist()
+    [[1.0]]
+    """
+    if values is None:
+        return None
+    return values[rows]
+
+
+def shares(order: NDArray[np.int64], fractions: Ordered[float]) -> list[NDArray[np.int64]]:
+    """Rows in this order divided into parts: the first takes what the others, which have their
+    fraction and at least one row each, leave.
+
+    >>> [part.tolist() for part in shares(np.arange(10), (0.8, 0.1, 0.1))]
+    [[0, 1, 2, 3, 4, 5, 6, 7], [8], [9]]
+    """
+    count = len(order)
+    later = np.array(fractions[1:])
+    sizes = np.round(later * count).astype(int)
+    sizes = np.maximum(1, sizes)
+    after = np.cumsum(sizes[::-1])[::-1]
+    return np.split(order, count - after)
+
+
 @overload
 def known_at(times: NDArray[np.float64], at: float) -> NDArray[np.bool_]: ...
 @overload
-def known_at(times: torch.Tensor, at: float | torch.Tensor) -> torch.Tensor: ...
-def known_at(
-    times: NDArray[np.float64] | torch.Tensor, at: float | torch.Tensor
-) -> NDArray[np.bool_] | torch.Tensor:
+def known_at(times: Tensor, at: float | Tensor) -> Tensor: ...
+def known_at(times: NDArray[np.float64] | Tensor, at: float | Tensor) -> NDArray[np.bool_] | Tensor:
     """Which events are known at time ``at``: those up to and including it; what is still to come
     lies strictly after.
 
@@ -60,53 +104,60 @@ class Batch:
     ([[0.5, 1.5]], [[True, True]])
     """
 
-    times: torch.Tensor  # (B, N) float64, the user's unit
-    marks: torch.Tensor  # (B, N) int64
-    valid: torch.Tensor  # (B, N) bool
-    start: torch.Tensor  # (B,) float64
-    stop: torch.Tensor  # (B,) float64
-    places: torch.Tensor | None = None  # (B, N, k) float64, where the mark space has a box
-    features: torch.Tensor | None = None  # (B, N, F) float64, numbers known of every event
+    times: Tensor  # (B, N) float64, the user's unit
+    marks: Tensor  # (B, N) int64
+    valid: Tensor  # (B, N) bool
+    start: Tensor  # (B,) float64
+    stop: Tensor  # (B,) float64
+    places: Tensor | None = None  # (B, N, k) float64, where the mark space has a box
+    features: Tensor | None = None  # (B, N, F) float64, numbers known of every event
     context: BatchContext | None = None  # what else is known of the sequences
 
     def __post_init__(self) -> None:
         import torch
 
-        for name, extra in (("places", self.places), ("features", self.features)):
+        extras = {"places": self.places, "features": self.features}
+        for name, extra in extras.items():
             if extra is not None:
-                object.__setattr__(self, name, torch.where(self.valid[..., None], extra, 0.0))
+                values = torch.where(self.valid[..., None], extra, 0.0)
+                object.__setattr__(self, name, values)
         times = torch.where(self.valid, self.times, self.stop[:, None])
+        marks = torch.where(self.valid, self.marks, 0)
         object.__setattr__(self, "times", times)
-        object.__setattr__(self, "marks", torch.where(self.valid, self.marks, 0))
+        object.__setattr__(self, "marks", marks)
 
     @property
-    def lengths(self) -> torch.Tensor:
+    def lengths(self) -> Tensor:
         """Events per sequence, (B,)."""
         return self.valid.sum(1)
 
     @property
-    def scored(self) -> torch.Tensor:
+    def scored(self) -> Tensor:
         """Which events are scored, (B, N): the real ones that are not before ``scored_from``."""
-        context = self.context
-        if context is None or context.scored_from is None:
+        if self.context is None or self.context.scored_from is None:
             return self.valid
-        return self.valid & (self.times >= context.scored_from[:, None])
+        begin = self.context.scored_from[:, None]
+        return self.valid & (self.times >= begin)
 
     @property
     def scored_exposure(self) -> BatchSteps | None:
         """The weight of time in the likelihood: the exposure, and 0 before ``scored_from``; None
         where all time counts once.
         """
-        return None if self.context is None else self.context.scored_exposure()
+        if self.context is None:
+            return None
+        return self.context.scored_exposure()
 
     @property
-    def edges(self) -> torch.Tensor:
+    def edges(self) -> Tensor:
         """start, t_1, ..., t_N, stop: the N + 1 gaps lie between neighbours, (B, N + 2); padded
         gaps have length 0.
         """
         import torch
 
-        return torch.cat([self.start[:, None], self.times, self.stop[:, None]], 1)
+        start = self.start[:, None]
+        stop = self.stop[:, None]
+        return torch.cat([start, self.times, stop], 1)
 
     def columns(self, first: int, stop: int) -> Batch:
         """Events ``first:stop`` of every sequence, watched from the event before the first up to
@@ -115,32 +166,46 @@ class Batch:
         So neighbouring blocks of columns share out the window; the last block goes on to the
         window's end.
         """
-        last = min(stop, self.times.shape[1])
-        start = self.times[:, first - 1] if first else self.start
-        end = self.times[:, last - 1] if stop < self.times.shape[1] else self.stop
-        places = None if self.places is None else self.places[:, first:last]
-        features = None if self.features is None else self.features[:, first:last]
+        width = self.times.shape[1]
+        last = min(stop, width)
+        start = self.start
+        if first:
+            start = self.times[:, first - 1]
+        end = self.stop
+        if stop < width:
+            end = self.times[:, last - 1]
+        own = slice(first, last)
+        places = self.places
+        if places is not None:
+            places = places[:, own]
+        features = self.features
+        if features is not None:
+            features = features[:, own]
         return replace(
             self,
-            times=self.times[:, first:last],
-            marks=self.marks[:, first:last],
-            valid=self.valid[:, first:last],
+            times=self.times[:, own],
+            marks=self.marks[:, own],
+            valid=self.valid[:, own],
             start=start,
             stop=end,
             places=places,
             features=features,
         )
 
-    def until(self, at: torch.Tensor) -> Batch:
+    def until(self, at: Tensor) -> Batch:
         """The events that are known at the times ``at`` (B,), observed until then."""
-        return replace(self, valid=self.valid & known_at(self.times, at[:, None]), stop=at)
+        known = known_at(self.times, at[:, None])
+        return replace(self, valid=self.valid & known, stop=at)
 
     def to(self, device: str | torch.device) -> Batch:
         """The same batch on another device."""
         if self.times.device == device:
             return self
-        held = {name: value for name, value in vars(self).items() if value is not None}
-        return replace(self, **{name: value.to(device) for name, value in held.items()})
+        moved = {}
+        for name, value in vars(self).items():
+            if value is not None:
+                moved[name] = value.to(device)
+        return replace(self, **moved)
 
 
 def pad(data: Dataset, rows: NDArray[np.int64], columns: int = 0) -> Batch:
@@ -149,30 +214,36 @@ def pad(data: Dataset, rows: NDArray[np.int64], columns: int = 0) -> Batch:
     """
     import torch
 
-    lengths = data.offsets[rows + 1] - data.offsets[rows]
-    column = np.arange(int(lengths.max(initial=columns)))
-    valid = column < lengths[:, None]
-    flat = np.where(valid, data.offsets[rows][:, None] + column, 0)
-    times = data.times[flat] if data.events else np.zeros(flat.shape)
-    marks = data.mark_ids[flat] if data.events else np.zeros(flat.shape, dtype=np.int64)
+    first = data.offsets[rows][:, None]
+    length = data.offsets[rows + 1][:, None] - first
+    column = np.arange(int(length.max(initial=columns)))
+    valid = column < length
+    flat = np.where(valid, first + column, 0)
+    times = np.zeros(flat.shape)
+    marks = np.zeros(flat.shape, dtype=np.int64)
+    if data.events:
+        times = data.times[flat]
+        marks = data.mark_ids[flat]
 
-    def per_event(values: NDArray[np.float64] | None) -> torch.Tensor | None:
+    def per_event(values: NDArray[np.float64] | None) -> Tensor | None:
         if values is None:
             return None
         if not data.events:
             return torch.zeros(*flat.shape, values.shape[1], dtype=torch.float64)
         return torch.from_numpy(values[flat])
 
-    start, stop = (torch.from_numpy(a[rows]) for a in (data.starts, data.stops))
+    context = None
+    if data.context is not None:
+        context = data.context.batch(rows)
     return Batch(
-        torch.from_numpy(times),
-        torch.from_numpy(marks),
-        torch.from_numpy(valid),
-        start,
-        stop,
-        per_event(data.places),
-        per_event(data.features),
-        None if data.context is None else data.context.batch(rows),
+        times=torch.from_numpy(times),
+        marks=torch.from_numpy(marks),
+        valid=torch.from_numpy(valid),
+        start=torch.from_numpy(data.starts[rows]),
+        stop=torch.from_numpy(data.stops[rows]),
+        places=per_event(data.places),
+        features=per_event(data.features),
+        context=context,
     )
 
 
@@ -190,19 +261,28 @@ def group_by_length(
     [[1, 2], [0]]
     """
     rng = np.random.default_rng(seed)
+    count = len(lengths)
     key = lengths.astype(np.float64)
     if seed is not None:
-        key += rng.random(len(lengths)) * (1 + 0.1 * lengths)
+        key += rng.random(count) * (1 + 0.1 * lengths)
     if mixed and seed is not None:
-        order = rng.permutation(len(lengths))
+        order = rng.permutation(count)
     else:
         order = np.argsort(key, kind="stable")
     batches = []
     first = 0
-    while first < len(order):
-        stop = min(first + size, len(order))
-        while stop - first > 1 and (stop - first) * (1 + lengths[order[first:stop]].max()) > padded:
-            stop = first + max(1, (stop - first) // 2)
-        batches.append(order[first:stop])
-        first = stop
-    return [batches[i] for i in rng.permutation(len(batches))] if seed is not None else batches
+    while first < count:
+        rows = order[first : first + size]
+        while len(rows) > 1 and _slots(lengths[rows]) > padded:
+            half = max(1, len(rows) // 2)
+            rows = rows[:half]
+        batches.append(rows)
+        first += len(rows)
+    if seed is None:
+        return batches
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def _slots(lengths: NDArray[np.int64]) -> int:
+    """The gaps of sequences of these lengths when they are padded to the longest."""
+    return len(lengths) * (1 + int(lengths.max()))

@@ -13,7 +13,7 @@ time on until the next one. The first value also holds before its time and the l
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Ordered
+from collections.abc import Callable, Sequence as Ordered
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,12 +21,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError
+from fourpoint.events.batching import flat_places, offsets_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 Part = TypeVar("Part")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +46,7 @@ class Steps:
     names: tuple[str, ...]
     times: Floats  # (J,) when each value begins to hold
     values: Floats  # (J, K)
-    offsets: NDArray[np.int64]  # (S + 1,)
+    offsets: Integers  # (S + 1,)
 
     def __post_init__(self) -> None:
         if self.values.shape != (len(self.times), len(self.names)):
@@ -72,19 +76,27 @@ class Steps:
         """Columns that do not change: ``values`` (S, K)."""
         table = np.asarray(values, dtype=np.float64)
         count = len(table)
-        return Steps(tuple(names), np.zeros(count), table, np.arange(count + 1))
+        return Steps(
+            names=tuple(names),
+            times=np.zeros(count),
+            values=table,
+            offsets=np.arange(count + 1),
+        )
 
     def row(self, index: int) -> slice:
         """The steps of one sequence."""
-        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        first = int(self.offsets[index])
+        end = int(self.offsets[index + 1])
+        return slice(first, end)
 
     def at(self, index: int, times: Floats) -> Floats:
         """The values of sequence ``index`` at ``times`` (T,): (T, K)."""
         own = self.row(index)
-        found = np.searchsorted(self.times[own], times, side="right") - 1
-        return self.values[own][np.maximum(found, 0)]
+        after = np.searchsorted(self.times[own], times, side="right")
+        step = np.maximum(after - 1, 0)
+        return self.values[own][step]
 
-    def at_each(self, rows: NDArray[np.int64], times: Floats) -> Floats:
+    def at_each(self, rows: Integers, times: Floats) -> Floats:
         """The values of sequence ``rows[i]`` at ``times[i]``: (T, K).
 
         >>> steps = Steps.constant(("age",), [[40.0], [25.0]])
@@ -94,17 +106,22 @@ class Steps:
         found = np.empty((len(times), len(self.names)))
         order = np.argsort(rows, kind="stable")
         known, begins = np.unique(rows[order], return_index=True)
-        for row, part in zip(known.tolist(), np.split(order, begins[1:]), strict=True):
+        parts = np.split(order, begins[1:])
+        for row, part in zip(known.tolist(), parts, strict=True):
             found[part] = self.at(row, times[part])
         return found
 
-    def select(self, rows: NDArray[np.int64]) -> Steps:
+    def select(self, rows: Integers) -> Steps:
         """The step functions of the sequences at ``rows``."""
+        first = self.offsets[rows]
         lengths = np.diff(self.offsets)[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        moved = self.offsets[rows] - offsets[:-1]
-        flat = np.arange(offsets[-1]) + np.repeat(moved, lengths)
-        return Steps(self.names, self.times[flat], self.values[flat], offsets)
+        flat, offsets = flat_places(first, lengths)
+        return Steps(
+            names=self.names,
+            times=self.times[flat],
+            values=self.values[flat],
+            offsets=offsets,
+        )
 
     @staticmethod
     def join(parts: Ordered[Steps]) -> Steps:
@@ -114,12 +131,12 @@ class Steps:
         if len({part.names for part in parts}) > 1:
             received = " and ".join(str(list(part.names)) for part in parts[:2])
             raise EventDataError("the same columns everywhere", received, "Give all the same.")
-        lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+        lengths = [np.diff(part.offsets) for part in parts]
         return Steps(
-            parts[0].names,
-            np.concatenate([part.times for part in parts]),
-            np.concatenate([part.values for part in parts]),
-            np.concatenate([[0], np.cumsum(lengths)]),
+            names=parts[0].names,
+            times=np.concatenate([part.times for part in parts]),
+            values=np.concatenate([part.values for part in parts]),
+            offsets=offsets_of(np.concatenate(lengths)),
         )
 
     def integrals(self, starts: Floats, stops: Floats) -> Floats:
@@ -128,59 +145,72 @@ class Steps:
         >>> Steps.constant(("e",), [[2.0]]).integrals(np.array([1.0]), np.array([4.0])).tolist()
         [6.0]
         """
-        owner = np.repeat(np.arange(len(starts)), np.diff(self.offsets))
+        owner = self._owner()
+        first = starts[owner]
+        last = stops[owner]
         left, right = self._spans()
-        low = np.clip(left, starts[owner], stops[owner])
-        high = np.clip(right, starts[owner], stops[owner])
+        low = np.clip(left, first, last)
+        high = np.clip(right, first, last)
+        integral = self.values[:, 0] * (high - low)
         total = np.zeros(len(starts))
-        np.add.at(total, owner, self.values[:, 0] * (high - low))
+        np.add.at(total, owner, integral)
         return total
+
+    def _owner(self) -> Integers:
+        """The number of the sequence that each step belongs to."""
+        lengths = np.diff(self.offsets)
+        return np.repeat(np.arange(len(lengths)), lengths)
 
     def _spans(self) -> tuple[Floats, Floats]:
         """From when until when each value holds."""
+        first = self.offsets[:-1]
+        last = self.offsets[1:] - 1
         left = self.times.copy()
-        left[self.offsets[:-1]] = -np.inf
+        left[first] = -np.inf
         right = np.append(self.times[1:], np.inf)
-        right[self.offsets[1:] - 1] = np.inf
+        right[last] = np.inf
         return left, right
 
     def zero_before(self, times: Floats) -> Steps:
         """The same, but 0 before the time ``times`` (S,) of each sequence."""
-        count = len(times)
-        owner = np.repeat(np.arange(count), np.diff(self.offsets))
+        owner = self._owner()
         left, right = self._spans()
         kept = right > times[owner]
-        first = np.concatenate([[True], np.diff(owner[kept]) > 0])
-        begins = np.where(first, times[owner[kept]], left[kept])
-        lengths = np.bincount(owner[kept], minlength=count)
+        owner = owner[kept]
+        first = np.concatenate([[True], np.diff(owner) > 0])
+        begins = np.where(first, times[owner], left[kept])
+        lengths = np.bincount(owner, minlength=len(times))
         places = np.cumsum(lengths) - lengths
+        before = np.nextafter(times, -np.inf)
         return Steps(
-            self.names,
-            np.insert(begins, places, np.nextafter(times, -np.inf)),
-            np.insert(self.values[kept], places, 0.0, axis=0),
-            np.concatenate([[0], np.cumsum(lengths + 1)]),
+            names=self.names,
+            times=np.insert(begins, places, before),
+            values=np.insert(self.values[kept], places, 0.0, axis=0),
+            offsets=offsets_of(lengths + 1),
         )
 
-    def batch(self, rows: NDArray[np.int64]) -> BatchSteps:
+    def batch(self, rows: Integers) -> BatchSteps:
         """The step functions of the sequences at ``rows``, padded to one length."""
         import torch
 
-        lengths = np.diff(self.offsets)[rows]
-        column = np.arange(int(lengths.max(initial=1)))
-        last = self.offsets[rows] + lengths - 1
-        flat = np.minimum(self.offsets[rows][:, None] + column, last[:, None])
-        times = np.where(column < lengths[:, None], self.times[flat], np.inf)
-        return BatchSteps(torch.from_numpy(times), torch.from_numpy(self.values[flat]))
+        first = self.offsets[rows][:, None]
+        length = np.diff(self.offsets)[rows][:, None]
+        column = np.arange(int(length.max(initial=1)))
+        last = first + length - 1
+        flat = np.minimum(first + column, last)
+        times = np.where(column < length, self.times[flat], np.inf)
+        values = self.values[flat]
+        return BatchSteps(torch.from_numpy(times), torch.from_numpy(values))
 
 
 @dataclass(frozen=True, eq=False)
 class BatchSteps:
     """Step functions of B sequences as tensors; times of padding are infinite."""
 
-    times: torch.Tensor  # (B, J) float64
-    values: torch.Tensor  # (B, J, K) float64
+    times: Tensor  # (B, J) float64
+    values: Tensor  # (B, J, K) float64
 
-    def at(self, times: torch.Tensor) -> torch.Tensor:
+    def at(self, times: Tensor) -> Tensor:
         """The values at ``times`` (B, ...): (B, ..., K).
 
         >>> import torch
@@ -190,13 +220,16 @@ class BatchSteps:
         """
         import torch
 
+        columns = self.values.shape[2]
+        shape = (*times.shape, columns)
         flat = times.reshape(len(times), -1).contiguous()
+        begins = self.times[0] if self.shared else self.times
+        step = torch.searchsorted(begins.contiguous(), flat, right=True) - 1
+        step = step.clamp(min=0)
         if self.shared:
-            found = torch.searchsorted(self.times[0].contiguous(), flat, right=True) - 1
-            return self.values[0][found.clamp(min=0)].reshape(*times.shape, self.values.shape[2])
-        found = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
-        index = found.clamp(min=0)[..., None].expand(-1, -1, self.values.shape[2])
-        return self.values.gather(1, index).reshape(*times.shape, self.values.shape[2])
+            return self.values[0][step].reshape(shape)
+        index = step[..., None].expand(-1, -1, columns)
+        return self.values.gather(1, index).reshape(shape)
 
     @property
     def shared(self) -> bool:
@@ -204,48 +237,63 @@ class BatchSteps:
         rows = len(self.times)
         return rows == 1 or (rows > 1 and self.times.stride(0) == 0)
 
-    def next_step(self, times: torch.Tensor) -> torch.Tensor:
+    def _begins(self) -> Tensor:
+        """When each value begins to hold: -inf, the times of the steps, inf; (B, J + 1)."""
+        import torch
+
+        endless = torch.full_like(self.times[:, :1], torch.inf)
+        return torch.cat([-endless, self.times[:, 1:], endless], 1)
+
+    def next_step(self, times: Tensor) -> Tensor:
         """The time of the first step after ``times`` (B,); infinite where there is none."""
         import torch
 
-        endless = torch.full_like(self.times[:, :1], torch.inf)
-        edges = torch.cat([self.times[:, 1:], endless], 1).contiguous()
+        edges = self._begins()
+        last = edges.shape[1] - 1
         step = torch.searchsorted(edges, times[:, None].contiguous(), right=True)
-        return edges.gather(1, step.clamp(max=edges.shape[1] - 1))[:, 0]
+        step = step.clamp(max=last)
+        return edges.gather(1, step)[:, 0]
 
-    def around(self, times: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def around(self, times: Tensor) -> tuple[Tensor, Tensor]:
         """The first and the last time at which the values are those at ``times`` (B, N)."""
         import torch
 
-        endless = torch.full_like(self.times[:, :1], torch.inf)
-        edges = torch.cat([-endless, self.times[:, 1:], endless], 1)
-        step = torch.searchsorted(edges.contiguous(), times.contiguous(), right=True)
-        step = step.clamp(max=edges.shape[1] - 1)
-        last = torch.nextafter(edges.gather(1, step), -endless)
-        return edges.gather(1, step - 1), last
+        edges = self._begins()
+        last = edges.shape[1] - 1
+        step = torch.searchsorted(edges, times.contiguous(), right=True)
+        step = step.clamp(max=last)
+        first = edges.gather(1, step - 1)
+        following = edges.gather(1, step)
+        downwards = torch.full_like(following, -torch.inf)
+        return first, torch.nextafter(following, downwards)
 
-    def exposed_time(self, start: torch.Tensor, stop: torch.Tensor) -> ExposedTime:
+    def exposed_time(self, start: Tensor, stop: Tensor) -> ExposedTime:
         """The integral of the first column from ``start`` (B,) on, for times up to ``stop``."""
         import torch
 
-        inside = self.times.clamp(start[:, None], stop[:, None])
-        times = torch.cat([start[:, None], inside, stop[:, None]], 1)
+        first = start[:, None]
+        last = stop[:, None]
+        inside = self.times.clamp(first, last)
+        times = torch.cat([first, inside, last], 1)
         values = self.at(times[:, :-1])[..., 0]
-        total = (values * times.diff(dim=1)).cumsum(1)
-        return ExposedTime(times, values, torch.nn.functional.pad(total, (1, 0)))
+        passed = (values * times.diff(dim=1)).cumsum(1)
+        from_zero = torch.nn.functional.pad(passed, (1, 0))
+        return ExposedTime(times, values, from_zero)
 
-    def select(self, rows: torch.Tensor) -> BatchSteps:
+    def select(self, rows: Tensor) -> BatchSteps:
         """The step functions at ``rows``; views of one where all rows are."""
-        if self.shared:
-            count = len(rows)
-            return BatchSteps(
-                self.times[:1].expand(count, -1), self.values[:1].expand(count, -1, -1)
-            )
-        return BatchSteps(self.times[rows], self.values[rows])
+        if not self.shared:
+            return BatchSteps(self.times[rows], self.values[rows])
+        count = len(rows)
+        times = self.times[:1].expand(count, -1)
+        values = self.values[:1].expand(count, -1, -1)
+        return BatchSteps(times, values)
 
     def to(self, device: str | torch.device) -> BatchSteps:
         """The same on another device."""
-        return BatchSteps(self.times.to(device), self.values.to(device))
+        times = self.times.to(device)
+        values = self.values.to(device)
+        return BatchSteps(times, values)
 
 
 def _of_all(name: str, values: list[Part | None]) -> list[Part] | None:
@@ -262,6 +310,13 @@ def _of_all(name: str, values: list[Part | None]) -> list[Part] | None:
     return known
 
 
+def _if_known(function: Callable[[Part], Result], part: Part | None) -> Result | None:
+    """``function`` of a part of a context; None if the part is not known."""
+    if part is None:
+        return None
+    return function(part)
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """What is known of S sequences besides their events; None for what is not known."""
@@ -271,13 +326,21 @@ class Context:
     covariates: Steps | None = None
     exposure: Steps | None = None
 
-    def select(self, rows: NDArray[np.int64]) -> Context:
+    def select(self, rows: Integers) -> Context:
         """The context of the sequences at ``rows``."""
-        origin = None if self.origin is None else self.origin[rows]
-        scored_from = None if self.scored_from is None else self.scored_from[rows]
-        covariates = None if self.covariates is None else self.covariates.select(rows)
-        exposure = None if self.exposure is None else self.exposure.select(rows)
-        return Context(origin, scored_from, covariates, exposure)
+
+        def at_rows(times: Floats) -> Floats:
+            return times[rows]
+
+        def of_rows(steps: Steps) -> Steps:
+            return steps.select(rows)
+
+        return Context(
+            origin=_if_known(at_rows, self.origin),
+            scored_from=_if_known(at_rows, self.scored_from),
+            covariates=_if_known(of_rows, self.covariates),
+            exposure=_if_known(of_rows, self.exposure),
+        )
 
     @staticmethod
     def join(parts: Ordered[Context | None]) -> Context | None:
@@ -292,23 +355,25 @@ class Context:
         covariates = _of_all("covariates", [part.covariates for part in known])
         exposures = _of_all("exposure", [part.exposure for part in known])
         return Context(
-            origin=None if origins is None else np.concatenate(origins),
-            scored_from=None if scored_from is None else np.concatenate(scored_from),
-            covariates=None if covariates is None else Steps.join(covariates),
-            exposure=None if exposures is None else Steps.join(exposures),
+            origin=_if_known(np.concatenate, origins),
+            scored_from=_if_known(np.concatenate, scored_from),
+            covariates=_if_known(Steps.join, covariates),
+            exposure=_if_known(Steps.join, exposures),
         )
 
-    def batch(self, rows: NDArray[np.int64]) -> BatchContext:
+    def batch(self, rows: Integers) -> BatchContext:
         """The context of the sequences at ``rows`` as tensors."""
         import torch
 
+        def padded(steps: Steps) -> BatchSteps:
+            return steps.batch(np.arange(len(rows)))
+
         own = self.select(rows)
-        every = np.arange(len(rows))
         return BatchContext(
-            None if own.origin is None else torch.from_numpy(own.origin),
-            None if own.scored_from is None else torch.from_numpy(own.scored_from),
-            None if own.covariates is None else own.covariates.batch(every),
-            None if own.exposure is None else own.exposure.batch(every),
+            origin=_if_known(torch.from_numpy, own.origin),
+            scored_from=_if_known(torch.from_numpy, own.scored_from),
+            covariates=_if_known(padded, own.covariates),
+            exposure=_if_known(padded, own.exposure),
         )
 
     def scored_exposure(self, count: int) -> Steps | None:
@@ -317,18 +382,20 @@ class Context:
         """
         if self.scored_from is None:
             return self.exposure
-        known = self.exposure
-        if known is None:
-            known = Steps.constant(("exposure",), np.ones((count, 1)))
-        return known.zero_before(self.scored_from)
+        exposure = self.exposure
+        if exposure is None:
+            exposure = Steps.constant(("exposure",), np.ones((count, 1)))
+        return exposure.zero_before(self.scored_from)
 
-    def at_each(self, rows: NDArray[np.int64], times: Floats) -> BatchContext:
+    def at_each(self, rows: Integers, times: Floats) -> BatchContext:
         """The context of sequence ``rows[i]`` at ``times[i]`` alone: its origin, and covariates
         that are constant. It does not grow with the number of steps, as :meth:`batch` does.
         """
         import torch
 
-        origin = None if self.origin is None else torch.from_numpy(self.origin[rows])
+        origin = None
+        if self.origin is not None:
+            origin = torch.from_numpy(self.origin[rows])
         covariates = None
         if self.covariates is not None:
             values = torch.from_numpy(self.covariates.at_each(rows, times))
@@ -345,27 +412,44 @@ class Context:
 class BatchContext:
     """The context of B sequences as tensors."""
 
-    origin: torch.Tensor | None = None  # (B,) float64
-    scored_from: torch.Tensor | None = None  # (B,) float64
+    origin: Tensor | None = None  # (B,) float64
+    scored_from: Tensor | None = None  # (B,) float64
     covariates: BatchSteps | None = None
     exposure: BatchSteps | None = None
 
-    def select(self, rows: torch.Tensor) -> BatchContext:
+    def select(self, rows: Tensor) -> BatchContext:
         """The context of the sequences at ``rows``, which may repeat."""
-        return BatchContext(
-            None if self.origin is None else self.origin[rows],
-            None if self.scored_from is None else self.scored_from[rows],
-            None if self.covariates is None else self.covariates.select(rows),
-            None if self.exposure is None else self.exposure.select(rows),
-        )
+
+        def at_rows(times: Tensor) -> Tensor:
+            return times[rows]
+
+        def of_rows(steps: BatchSteps) -> BatchSteps:
+            return steps.select(rows)
+
+        return self._map(at_rows, of_rows)
 
     def to(self, device: str | torch.device) -> BatchContext:
         """The same on another device."""
+
+        def moved(times: Tensor) -> Tensor:
+            return times.to(device)
+
+        def moved_steps(steps: BatchSteps) -> BatchSteps:
+            return steps.to(device)
+
+        return self._map(moved, moved_steps)
+
+    def _map(
+        self,
+        of_times: Callable[[Tensor], Tensor],
+        of_steps: Callable[[BatchSteps], BatchSteps],
+    ) -> BatchContext:
+        """The same with a function of each tensor of times and of each step function."""
         return BatchContext(
-            None if self.origin is None else self.origin.to(device),
-            None if self.scored_from is None else self.scored_from.to(device),
-            None if self.covariates is None else self.covariates.to(device),
-            None if self.exposure is None else self.exposure.to(device),
+            origin=_if_known(of_times, self.origin),
+            scored_from=_if_known(of_times, self.scored_from),
+            covariates=_if_known(of_steps, self.covariates),
+            exposure=_if_known(of_steps, self.exposure),
         )
 
     def scored_exposure(self) -> BatchSteps | None:
@@ -379,16 +463,17 @@ class BatchContext:
         begin = self.scored_from[:, None]
         never = torch.full_like(begin, -torch.inf)
         if self.exposure is None:
-            ones = torch.ones_like(begin)
-            values = torch.stack([torch.zeros_like(begin), ones], 1)
-            return BatchSteps(torch.cat([never, begin], 1), values)
+            zero = torch.zeros_like(begin)
+            one = torch.ones_like(begin)
+            times = torch.cat([never, begin], 1)
+            return BatchSteps(times, torch.stack([zero, one], 1))
         # The first value also holds before its time. Of several steps that are moved to the begin
         # of scoring the last one holds there.
         later = torch.maximum(self.exposure.times[:, 1:], begin)
-        nothing = torch.zeros_like(self.exposure.values[:, :1])
-        return BatchSteps(
-            torch.cat([never, begin, later], 1), torch.cat([nothing, self.exposure.values], 1)
-        )
+        times = torch.cat([never, begin, later], 1)
+        exposure = self.exposure.values
+        nothing = torch.zeros_like(exposure[:, :1])
+        return BatchSteps(times, torch.cat([nothing, exposure], 1))
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,22 +483,20 @@ class ExposedTime:
     Between ``times`` w is constant, with these ``values``; ``passed`` is W at ``times``.
     """
 
-    times: torch.Tensor  # (B, J + 1)
-    values: torch.Tensor  # (B, J)
-    passed: torch.Tensor  # (B, J + 1)
+    times: Tensor  # (B, J + 1)
+    values: Tensor  # (B, J)
+    passed: Tensor  # (B, J + 1)
 
-    def until(self, times: torch.Tensor) -> torch.Tensor:
+    def until(self, times: Tensor) -> Tensor:
         """W at ``times`` (B, ...)."""
-        import torch
-
         flat = times.reshape(len(times), -1).contiguous()
-        step = torch.searchsorted(self.times.contiguous(), flat, right=True) - 1
-        step = step.clamp(0, self.values.shape[1] - 1)
+        step = self._step(self.times, flat)
         since = flat - self.times.gather(1, step)
-        found = self.passed.gather(1, step) + since * self.values.gather(1, step)
+        before = self.passed.gather(1, step)
+        found = before + since * self.values.gather(1, step)
         return found.reshape(times.shape)
 
-    def inverse(self, passed: torch.Tensor) -> torch.Tensor:
+    def inverse(self, passed: Tensor) -> Tensor:
         """The times at which W reaches ``passed`` (B, ...), the latest ones where w is 0.
 
         >>> import torch
@@ -426,9 +509,19 @@ class ExposedTime:
         import torch
 
         flat = passed.reshape(len(passed), -1).contiguous()
-        step = torch.searchsorted(self.passed.contiguous(), flat, right=True) - 1
-        step = step.clamp(0, self.values.shape[1] - 1)
+        step = self._step(self.passed, flat)
         value = self.values.gather(1, step)
+        rises = value > 0
         more = flat - self.passed.gather(1, step)
-        later = torch.where(value > 0, more / torch.where(value > 0, value, 1.0), 0.0)
-        return (self.times.gather(1, step) + later).reshape(passed.shape)
+        divisor = torch.where(rises, value, 1.0)
+        later = torch.where(rises, more / divisor, 0.0)
+        times = self.times.gather(1, step) + later
+        return times.reshape(passed.shape)
+
+    def _step(self, edges: Tensor, values: Tensor) -> Tensor:
+        """The step that begins at the last of ``edges`` (B, J + 1) not above ``values``."""
+        import torch
+
+        last = self.values.shape[1] - 1
+        step = torch.searchsorted(edges.contiguous(), values, right=True) - 1
+        return step.clamp(0, last)

@@ -73,15 +73,16 @@ def unit_named(text: str) -> str:
     ('hours', 'days')
     """
     word = text.strip().lower()
-    unit = SHORT.get(word, word if word.endswith("s") else f"{word}s")
-    if unit not in SECONDS:
-        near = get_close_matches(unit, SECONDS, n=1)
-        raise UserError(
-            f"a unit of time: {', '.join(SECONDS)}",
-            f"{text!r}",
-            f"Did you mean {near[0]!r}?" if near else "Use one of them.",
-        )
-    return unit
+    plural = word if word.endswith("s") else f"{word}s"
+    unit = SHORT.get(word, plural)
+    if unit in SECONDS:
+        return unit
+    near = get_close_matches(unit, SECONDS, n=1)
+    raise UserError(
+        f"a unit of time: {', '.join(SECONDS)}",
+        f"{text!r}",
+        f"Did you mean {near[0]!r}?" if near else "Use one of them.",
+    )
 
 
 def unit_for(seconds: float) -> str:
@@ -90,14 +91,13 @@ def unit_for(seconds: float) -> str:
     >>> unit_for(300), unit_for(86400), unit_for(3e7)
     ('seconds', 'hours', 'days')
     """
-    return next(
-        (
-            unit
-            for unit, most in (("seconds", 600), ("minutes", 36_000), ("hours", 864_000))
-            if seconds <= most
-        ),
-        "days",
-    )
+    if seconds <= 600:
+        return "seconds"
+    if seconds <= 36_000:
+        return "minutes"
+    if seconds <= 864_000:
+        return "hours"
+    return "days"
 
 
 def span_words(length: float, unit: str, digits: int = 3) -> str:
@@ -109,8 +109,11 @@ def span_words(length: float, unit: str, digits: int = 3) -> str:
     if unit not in SECONDS:
         return f"{length:.{digits}g} {unit or 'units of time'}"
     name = suiting_unit(length, unit)
-    number = f"{length * SECONDS[unit] / SECONDS[name]:.{digits}g}"
-    return f"{number} {name.removesuffix('s') if number == '1' else name}"
+    suiting = length * SECONDS[unit] / SECONDS[name]
+    number = f"{suiting:.{digits}g}"
+    if number == "1":
+        name = name.removesuffix("s")
+    return f"{number} {name}"
 
 
 def suiting_unit(length: float, unit: str) -> str:
@@ -118,8 +121,10 @@ def suiting_unit(length: float, unit: str) -> str:
     least one of, up to rounding.
     """
     total = length * SECONDS[unit]
-    names = ("days", "hours", "minutes", "seconds")
-    return next((name for name in names if total >= 0.999 * SECONDS[name]), "milliseconds")
+    for name in ("days", "hours", "minutes", "seconds"):
+        if total >= 0.999 * SECONDS[name]:
+            return name
+    return "milliseconds"
 
 
 class Duration(NamedTuple):
@@ -140,7 +145,9 @@ def parse_duration(text: str) -> Duration:
     >>> parse_duration("4h"), parse_duration("1w 12h"), parse_duration("1.5 days")
     (Duration(days=0, seconds=14400.0), Duration(days=7, seconds=43200.0), ...seconds=129600.0))
     """
-    days, seconds, place = 0, 0.0, 0
+    days = 0
+    seconds = 0.0
+    place = 0
     while place < len(text):
         found = PART.match(text, place)
         if found is None:
@@ -148,7 +155,8 @@ def parse_duration(text: str) -> Duration:
         number = float(found[1])
         unit = unit_named(found[2])
         if unit in ("days", "weeks") and number.is_integer():
-            days += int(number) * (7 if unit == "weeks" else 1)
+            length = 7 if unit == "weeks" else 1
+            days += length * int(number)
         else:
             seconds += number * SECONDS[unit]
         place = found.end()
@@ -219,17 +227,21 @@ class Dates:
         finite = np.isfinite(values)
         fine = SECONDS[self.unit] <= FINE
         step = 1000 if fine else 1_000_000
-        rounded = np.zeros(len(values), dtype=np.int64)
-        rounded[finite] = np.rint(self.microseconds(values[finite]) / step).astype(np.int64) * step
-        whole = not fine and not (rounded[finite] % 60_000_000).any()
-        spec = "milliseconds" if fine else "seconds"
-        spec = "minutes" if whole else spec
-        return [
-            self._written(int(moment), spec) if known else _unknown(value)
-            for moment, known, value in zip(
-                rounded.tolist(), finite.tolist(), values.tolist(), strict=True
-            )
-        ]
+        steps = np.rint(self.microseconds(values[finite]) / step)
+        rounded = steps.astype(np.int64) * step
+        spec = "seconds"
+        if fine:
+            spec = "milliseconds"
+        elif not (rounded % 60_000_000).any():
+            spec = "minutes"
+        moments = iter(rounded.tolist())
+        texts = []
+        for value in values.tolist():
+            if math.isfinite(value):
+                texts.append(self._written(next(moments), spec))
+            else:
+                texts.append(_unknown(value))
+        return texts
 
     def iso(self, time: float) -> str:
         """A time as ISO 8601 to the microsecond, with the offset from UTC where there is a zone.
@@ -239,23 +251,24 @@ class Dates:
         """
         moment = int(self.microseconds(time))
         if self.zone is None:
-            return (EPOCH + dt.timedelta(microseconds=moment)).isoformat()
+            return self._wall(moment).isoformat()
         return _local(moment, self.zone).isoformat()
 
     def microseconds(self, times: ArrayLike) -> NDArray[np.int64]:
         """Finite times as whole microseconds since 1970: UTC, or local where there is no zone."""
         seconds = np.asarray(times, dtype=np.float64) * SECONDS[self.unit]
         whole = math.floor(self.origin)
-        rest = np.rint((seconds + (self.origin - whole)) * 1e6).astype(np.int64)
-        return rest + whole * 1_000_000
+        fraction = self.origin - whole
+        rest = np.rint((seconds + fraction) * 1e6)
+        return rest.astype(np.int64) + whole * 1_000_000
 
     def wall(self, times: ArrayLike) -> NDArray[np.datetime64]:
         """Finite times as local time without a zone, as a clock on the wall shows it."""
         moments = self.microseconds(times)
         if self.zone is None:
             return moments.astype("datetime64[us]")
-        walls = [_local(int(moment), self.zone) for moment in moments.reshape(-1)]
-        found = np.array([wall.replace(tzinfo=None) for wall in walls], dtype="datetime64[us]")
+        walls = [self._wall(int(moment)) for moment in moments.reshape(-1)]
+        found = np.array(walls, dtype="datetime64[us]")
         return found.reshape(moments.shape)
 
     def time(self, moment: Moment) -> float:
@@ -271,8 +284,12 @@ class Dates:
 
     def first(self, wall: dt.datetime) -> float | None:
         """The first time at which local clocks show ``wall``; None where they never do."""
-        found = [_since_1970(wall)] if self.zone is None else _instants(wall, self.zone)
-        return self._time_of(found[0]) if found else None
+        if self.zone is None:
+            return self._time_of(_since_1970(wall))
+        found = _instants(wall, self.zone)
+        if not found:
+            return None
+        return self._time_of(found[0])
 
     def later(self, time: float, duration: float | str) -> float:
         """The time a duration after ``time``: hours and less are elapsed time, whole days and weeks
@@ -286,11 +303,13 @@ class Dates:
         if number is not None:
             return time + number
         length = parse_duration(str(duration))
+        second = SECONDS[self.unit]
         if self.zone is None or not length.days:
-            return time + length.elapsed / SECONDS[self.unit]
-        local = _local(int(self.microseconds(time)), self.zone)
-        wall = local.replace(tzinfo=None) + dt.timedelta(days=length.days)
-        return self._time_of(_first_from(wall, self.zone)) + length.seconds / SECONDS[self.unit]
+            return time + length.elapsed / second
+        now = self._wall(int(self.microseconds(time)))
+        wall = now + dt.timedelta(days=length.days)
+        day = self._time_of(_first_from(wall, self.zone))
+        return day + length.seconds / second
 
     def edges(self, start: float, stop: float, by: float | str) -> Floats:
         """The ends of intervals of length ``by`` from ``start`` on; the last is cut at ``stop``.
@@ -299,11 +318,12 @@ class Dates:
         [0.0, 1.0, 2.0, 2.5]
         """
         edges = [float(start)]
+        end = stop - 1e-9 * (stop - start)
         for count in range(1, MOST_INTERVALS + 2):
             later = self._multiple(start, by, count)
             if not later > edges[-1]:
                 raise UserError("intervals of positive length", f"{by!r}", EXAMPLES)
-            if later >= stop - 1e-9 * (stop - start):
+            if later >= end:
                 return np.array([*edges, float(stop)])
             edges.append(later)
         raise _too_many(by)
@@ -321,26 +341,33 @@ class Dates:
         """
         if as_number(by) is not None:
             return None
-        days, seconds = parse_duration(str(by))
-        step = round(1e6 * seconds)
-        if (days and step) or (not days and (step <= 0 or DAY % step)):
+        length = parse_duration(str(by))
+        step = round(1e6 * length.seconds)
+        if length.days:
+            on_clock = step == 0
+        else:
+            on_clock = step > 0 and DAY % step == 0
+        if not on_clock:
             return None
-        if (stop - start) * SECONDS[self.unit] > MOST_INTERVALS * (86400 * days + seconds):
+        if (stop - start) * SECONDS[self.unit] > MOST_INTERVALS * length.elapsed:
             raise _too_many(by)
-        first, last = (int(moment) for moment in self.microseconds([start, stop]))
-        day = self._wall(first).replace(hour=0, minute=0, second=0, microsecond=0)
-        if days:
-            weekday = day.weekday() if days % 7 == 0 else 0
-            day -= dt.timedelta(days=weekday)
+        begin, end = self.microseconds([start, stop]).tolist()
+        day = self._wall(begin).replace(hour=0, minute=0, second=0, microsecond=0)
+        if length.days and length.days % 7 == 0:
+            day -= dt.timedelta(days=day.weekday())
+        in_day = range(0, DAY, step or DAY)
         moments: set[int] = set()
-        reached = first
-        while reached < last:
-            walls = [day + dt.timedelta(microseconds=k * step) for k in range(DAY // (step or DAY))]
-            found = [moment for wall in walls for moment in self._moments(wall)]
-            moments.update(moment for moment in found if first < moment < last)
-            reached = max(found)
-            day += dt.timedelta(days=days or 1)
-        return np.array([start, *(self._time_of(moment) for moment in sorted(moments)), stop])
+        reached = begin
+        while reached < end:
+            for since in in_day:
+                wall = day + dt.timedelta(microseconds=since)
+                found = self._moments(wall)
+                moments.update(found)
+                reached = max(reached, *found)
+            day += dt.timedelta(days=length.days or 1)
+        inside = sorted(moment for moment in moments if begin < moment < end)
+        times = [self._time_of(moment) for moment in inside]
+        return np.array([start, *times, stop])
 
     def _wall(self, moment: int) -> dt.datetime:
         """What a clock on the wall shows so many microseconds after 1970."""
@@ -354,7 +381,10 @@ class Dates:
         """
         if self.zone is None:
             return [_since_1970(wall)]
-        return _instants(wall, self.zone) or [_first_from(wall, self.zone)]
+        found = _instants(wall, self.zone)
+        if found:
+            return found
+        return [_first_from(wall, self.zone)]
 
     def _multiple(self, start: float, by: float | str, count: int) -> float:
         """``count`` intervals after ``start``, without adding up rounding or cut days."""
@@ -362,17 +392,18 @@ class Dates:
         if number is not None:
             return start + count * number
         length = parse_duration(str(by))
-        after = self.later(start, f"{count * length.days}d") if length.days else start
+        after = start
+        if length.days:
+            after = self.later(start, f"{count * length.days}d")
         return after + count * length.seconds / SECONDS[self.unit]
 
     def _written(self, moment: int, spec: str) -> str:
-        if self.zone is None:
-            stamp = EPOCH + dt.timedelta(microseconds=moment)
-            return stamp.isoformat(" ", spec)
-        local = _local(moment, self.zone)
-        wall = local.replace(tzinfo=None)
-        twice = len(_instants(wall, self.zone)) > 1
-        return local.isoformat(" ", spec) if twice else wall.isoformat(" ", spec)
+        wall = self._wall(moment)
+        if self.zone is not None:
+            twice = len(_instants(wall, self.zone)) > 1
+            if twice:
+                wall = _local(moment, self.zone)
+        return wall.isoformat(" ", spec)
 
     def _instant(self, when: dt.date, given: object) -> int:
         """A date as microseconds since 1970."""
@@ -398,20 +429,20 @@ class Dates:
                 "Choose another time, or name its offset from UTC, as in 2025-03-30T02:30+01:00.",
             )
         if len(found) > 1 and not day:
-            both = " or ".join(
-                repr(_local(moment, self.zone).isoformat(" ", "minutes")) for moment in found
-            )
+            local = [_local(moment, self.zone) for moment in found]
+            both = [repr(one.isoformat(" ", "minutes")) for one in local]
             raise UserError(
                 f"a time that occurs once in {self.zone}",
                 f"{given!r}, which occurs twice",
-                f"Write {both}.",
+                f"Write {' or '.join(both)}.",
             )
         return found[0]
 
     def _time_of(self, moment: int) -> float:
         """Microseconds since 1970 as a time; whole ones are subtracted before they are divided."""
         whole = math.floor(self.origin)
-        since = (moment - whole * 1_000_000) - (self.origin - whole) * 1e6
+        fraction = self.origin - whole
+        since = (moment - whole * 1_000_000) - fraction * 1e6
         return since / (SECONDS[self.unit] * 1e6)
 
 
@@ -460,7 +491,9 @@ def length_after(dates: Dates | None, time: float, duration: float | str, unit: 
     if dates is None:
         return in_units(duration, unit)
     number = as_number(duration)
-    return dates.later(time, duration) - time if number is None else number
+    if number is not None:
+        return number
+    return dates.later(time, duration) - time
 
 
 def shown(dates: Dates | None, time: float) -> str:
@@ -469,27 +502,32 @@ def shown(dates: Dates | None, time: float) -> str:
     >>> shown(None, 2.5), shown(Dates(0.0, "hours"), 2.5)
     ('2.5', '1970-01-01 02:30')
     """
-    return f"{time:.6g}" if dates is None else dates.text(time)
+    if dates is None:
+        return f"{time:.6g}"
+    return dates.text(time)
 
 
 def _parsed(moment: Moment) -> dt.date:
     """A date, or a date and time, from text or as it is."""
     if isinstance(moment, dt.date):
         return moment
-    text = str(moment).strip()
+    text = str(moment).strip().replace("/", "-").replace(" UTC", "+00:00")
     for parse in (dt.date.fromisoformat, dt.datetime.fromisoformat):
         try:
-            return parse(text.replace("/", "-").replace(" UTC", "+00:00"))
+            return parse(text)
         except ValueError:
             continue
     raise UserError(
-        "a date or a time", f"{moment!r}", "Write it as 2025-06-03 or as '2025-06-03 14:00'."
+        "a date or a time",
+        f"{moment!r}",
+        "Write it as 2025-06-03 or as '2025-06-03 14:00'.",
     )
 
 
 def _local(moment: int, zone: str) -> dt.datetime:
     """Microseconds since 1970 in UTC as local time."""
-    utc = EPOCH.replace(tzinfo=dt.UTC) + dt.timedelta(microseconds=moment)
+    since = dt.timedelta(microseconds=moment)
+    utc = EPOCH.replace(tzinfo=dt.UTC) + since
     return utc.astimezone(ZoneInfo(zone))
 
 
@@ -515,10 +553,12 @@ def _first_from(wall: dt.datetime, zone: str) -> int:
     place = ZoneInfo(zone)
     before = wall.replace(tzinfo=place, fold=0).utcoffset() or dt.timedelta(0)
     after = wall.replace(tzinfo=place, fold=1).utcoffset() or dt.timedelta(0)
-    low, high = (_since_1970(wall - offset) for offset in (max(before, after), min(before, after)))
+    low = _since_1970(wall - max(before, after))
+    high = _since_1970(wall - min(before, after))
     while high - low > 1:
         middle = (low + high) // 2
-        if _local(middle, zone).replace(tzinfo=None) >= wall:
+        local = _local(middle, zone).replace(tzinfo=None)
+        if local >= wall:
             high = middle
         else:
             low = middle
@@ -527,7 +567,8 @@ def _first_from(wall: dt.datetime, zone: str) -> int:
 
 def _since_1970(moment: dt.datetime) -> int:
     since = moment - EPOCH
-    return since.days * DAY + since.seconds * 1_000_000 + since.microseconds
+    seconds = since.days * 86_400 + since.seconds
+    return seconds * 1_000_000 + since.microseconds
 
 
 def _unknown(value: float) -> str:
@@ -535,14 +576,19 @@ def _unknown(value: float) -> str:
 
 
 def _without_unit(duration: object, unit: str) -> UserError:
+    received = f"{duration!r}"
+    if unit:
+        received += f" for data in {unit}"
     return UserError(
         "a duration as a number, since the data's unit of time is not known",
-        f"{duration!r}" + (f" for data in {unit}" if unit else ""),
+        received,
         "Give a number, or name the unit of the data with --time-unit.",
     )
 
 
 def _too_many(by: object) -> UserError:
     return UserError(
-        f"at most {MOST_INTERVALS:,} intervals", f"more, of {by!r} each", "Use longer ones."
+        f"at most {MOST_INTERVALS:,} intervals",
+        f"more, of {by!r} each",
+        "Use longer ones.",
     )

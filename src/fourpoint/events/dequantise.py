@@ -40,10 +40,12 @@ def dequantised(data: Dataset, resolution: float, seed: int) -> Dataset:
     >>> bool((abs(dequantised(whole, 1.0, seed=0).times - whole.times) <= 0.5).all())
     True
     """
-    row = np.repeat(np.arange(len(data)), data.lengths)
     low, high = ticks(data, resolution)
-    moved = low + (high - low) * np.random.default_rng(seed).random(data.events)
-    return replace(data, times=moved[np.lexsort((moved, row))])
+    random = np.random.default_rng(seed).random(data.events)
+    moved = low + (high - low) * random
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    order = np.lexsort((moved, row))
+    return replace(data, times=moved[order])
 
 
 def stamped_ahead(data: Dataset, resolution: float) -> bool:
@@ -55,10 +57,12 @@ def stamped_ahead(data: Dataset, resolution: float) -> bool:
     >>> stamped_ahead(Dataset.from_sequences([days], unit="days"), 1.0)
     True
     """
-    dated = data.context is not None and data.context.origin is not None
     if data.log is not None and data.log.noon:
         return False
-    return dated and resolution * SECONDS.get(data.unit, 0.0) >= DAY * (1 - 1e-9)
+    if data.context is None or data.context.origin is None:
+        return False
+    seconds = resolution * SECONDS.get(data.unit, 0.0)
+    return seconds >= DAY * (1 - 1e-9)
 
 
 def ticks(data: Dataset, resolution: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -67,22 +71,30 @@ def ticks(data: Dataset, resolution: float) -> tuple[NDArray[np.float64], NDArra
     """
     row = np.repeat(np.arange(len(data)), data.lengths)
     before = 0.0 if stamped_ahead(data, resolution) else resolution / 2
-    low = np.maximum(data.times - before, data.starts[row])
-    high = np.minimum(data.times - before + resolution, data.stops[row])
+    earliest = data.times - before
+    latest = earliest + resolution
+    low = np.maximum(earliest, data.starts[row])
+    high = np.minimum(latest, data.stops[row])
     weight = data.scored_exposure
     if weight is None:
         return low, high
     for i in range(len(data)):
-        own = slice(int(data.offsets[i]), int(data.offsets[i + 1]))
-        edges = np.concatenate([[-np.inf], weight.times[weight.row(i)][1:], [np.inf]])
+        own = data.row(i)
+        inner = weight.times[weight.row(i)][1:]
+        edges = np.concatenate([[-np.inf], inner, [np.inf]])
         step = np.searchsorted(edges, data.times[own], side="right")
+        until = np.nextafter(edges[step], -np.inf)
         low[own] = np.maximum(low[own], edges[step - 1])
-        high[own] = np.minimum(high[own], np.nextafter(edges[step], -np.inf))
+        high[own] = np.minimum(high[own], until)
     return low, high
 
 
 def dequantised_batch(
-    batch: Batch, resolution: float, random: torch.Generator, *, ahead: bool = False
+    batch: Batch,
+    resolution: float,
+    random: torch.Generator,
+    *,
+    ahead: bool = False,
 ) -> Batch:
     """The same for a batch, whose timestamps are dates of whole days if ``ahead``; padding stays as
     it is.
@@ -90,19 +102,25 @@ def dequantised_batch(
     from fourpoint.events.draws import uniform_rows
 
     before = 0.0 if ahead else resolution / 2
-    low = (batch.times - before).clamp(min=batch.start[:, None])
-    high = (batch.times - before + resolution).clamp(max=batch.stop[:, None])
+    earliest = batch.times - before
+    latest = earliest + resolution
+    low = earliest.clamp(min=batch.start[:, None])
+    high = latest.clamp(max=batch.stop[:, None])
     weight = batch.scored_exposure
     if weight is not None:
-        earliest, latest = weight.around(batch.times)
-        low = low.maximum(earliest)
-        high = high.minimum(latest)
-    moved = batch.times.where(~batch.valid, low + (high - low) * uniform_rows(batch.times, random))
-    return replace(batch, times=moved.sort(1).values)
+        begin, end = weight.around(batch.times)
+        low = low.maximum(begin)
+        high = high.minimum(end)
+    share = uniform_rows(batch.times, random)
+    moved = low + (high - low) * share
+    times = moved.where(batch.valid, batch.times)
+    return replace(batch, times=times.sort(1).values)
 
 
 def dequantised_gaps(
-    batch: Batch, resolution: float, random: torch.Generator
+    batch: Batch,
+    resolution: float,
+    random: torch.Generator,
 ) -> Float[Tensor, "B G"]:
     """The ends of all gaps, those with an event moved within the resolution but not before the
     event before; the past, which models see, stays as it is.
@@ -114,5 +132,7 @@ def dequantised_gaps(
     left = batch.edges[:, :-1]
     right = batch.edges[:, 1:]
     shift = resolution * (uniform_rows(right, random) - 0.5)
-    is_event = torch.arange(right.shape[1], device=right.device) < batch.lengths[:, None]
-    return right.where(~is_event, left + (right - left + shift).abs())
+    moved = left + (right - left + shift).abs()
+    number = torch.arange(right.shape[1], device=right.device)
+    is_event = number < batch.lengths[:, None]
+    return moved.where(is_event, right)

@@ -34,39 +34,33 @@ class Box:
 
     def __post_init__(self) -> None:
         for field in ("low", "high"):
-            object.__setattr__(self, field, tuple(float(x) for x in getattr(self, field)))
+            bounds = tuple(float(x) for x in getattr(self, field))
+            object.__setattr__(self, field, bounds)
         object.__setattr__(self, "names", tuple(str(n) for n in self.names))
-        if (
-            not len(self.names) == len(self.low) == len(self.high)
-            or not self.names
-            or len(set(self.names)) < len(self.names)
-        ):
-            received = f"names {self.names}, low {self.low}, high {self.high}"
+        complete = len(self.names) == len(self.low) == len(self.high)
+        if not complete or not self.names or len(set(self.names)) < len(self.names):
             raise EventDataError(
                 "one name, low and high for every axis of a box, all names different",
-                received,
+                f"names {self.names}, low {self.low}, high {self.high}",
                 "Make them as many.",
             )
-        bad = [
-            i
-            for i, (a, b) in enumerate(zip(self.low, self.high, strict=True))
-            if not (np.isfinite(a) and np.isfinite(b) and a < b)
-        ]
-        if bad:
-            i = bad[0]
-            received = f"{self.low[i]:g} to {self.high[i]:g} for {self.names[i]!r}"
-            raise EventDataError(
-                "finite bounds with low < high on every axis", received, "Correct the bounds."
-            )
-        for name, low, high in zip(self.names, self.low, self.high, strict=True):
-            largest = max(abs(low), abs(high))
-            if high - low < WIDTHS[0] or largest > WIDTHS[1]:
-                received = f"{low:g} to {high:g} for {name!r}"
-                remedy = "Use another unit, or look for an outlier."
+        axes = list(zip(self.names, self.low, self.high, strict=True))
+        for name, low, high in axes:
+            finite = np.isfinite(low) and np.isfinite(high)
+            if not finite or low >= high:
                 raise EventDataError(
-                    f"bounds within {WIDTHS[1]:g} of 0, at least {WIDTHS[0]:g} apart",
-                    received,
-                    remedy,
+                    "finite bounds with low < high on every axis",
+                    f"{low:g} to {high:g} for {name!r}",
+                    "Correct the bounds.",
+                )
+        narrowest, farthest = WIDTHS
+        for name, low, high in axes:
+            largest = max(abs(low), abs(high))
+            if high - low < narrowest or largest > farthest:
+                raise EventDataError(
+                    f"bounds within {farthest:g} of 0, at least {narrowest:g} apart",
+                    f"{low:g} to {high:g} for {name!r}",
+                    "Use another unit, or look for an outlier.",
                 )
 
     @staticmethod
@@ -77,22 +71,23 @@ class Box:
         >>> Box.around(np.array([[-179.7, -61.3], [179.9, 77.1]]), ("longitude", "latitude"))
         Box(names=('longitude', 'latitude'), low=(-180.0, -70.0), high=(180.0, 80.0))
         """
-        low, high = (
-            edge(places, axis=0) if len(places) else np.full(len(names), x)
-            for edge, x in ((np.min, 0.0), (np.max, 1.0))
-        )
+        low = np.zeros(len(names))
+        high = np.ones(len(names))
+        if len(places):
+            low = places.min(axis=0)
+            high = places.max(axis=0)
         width = np.where(high > low, high - low, 1.0)
         step = 10.0 ** (np.floor(np.log10(width)) - 1)
         first = np.floor(low / step)
         last = np.ceil(high / step)
+        last = np.maximum(last, first + 1)
         digits = np.maximum(0, 1 - np.log10(step)).astype(int)
-        bounds = [
-            (round(a * s, d), round(max(b, a + 1) * s, d))
-            for a, b, s, d in zip(first, last, step, digits, strict=True)
-        ]
-        lows = tuple(bound[0] for bound in bounds)
-        highs = tuple(bound[1] for bound in bounds)
-        return Box(tuple(names), lows, highs)
+        lows = []
+        highs = []
+        for a, b, s, d in zip(first, last, step, digits, strict=True):
+            lows.append(round(a * s, d))
+            highs.append(round(b * s, d))
+        return Box(tuple(names), tuple(lows), tuple(highs))
 
     @property
     def dimension(self) -> int:
@@ -102,13 +97,12 @@ class Box:
     @property
     def volume(self) -> float:
         """Its Lebesgue measure, in the units of its axes."""
-        return float(np.prod(np.subtract(self.high, self.low)))
+        widths = np.subtract(self.high, self.low)
+        return float(np.prod(widths))
 
     def __str__(self) -> str:
-        return ", ".join(
-            f"{console_text(n)} {a:g} to {b:g}"
-            for n, a, b in zip(self.names, self.low, self.high, strict=True)
-        )
+        axes = zip(self.names, self.low, self.high, strict=True)
+        return ", ".join(f"{console_text(name)} {low:g} to {high:g}" for name, low, high in axes)
 
 
 @dataclass(frozen=True)
@@ -144,9 +138,11 @@ class MarkSpace:
     @staticmethod
     def of(marks: MarkSpace | int | Ordered[str] | None) -> MarkSpace:
         """Accept a space, a number of types, a list of names, or None for no marks."""
+        if marks is None:
+            return MarkSpace()
         if isinstance(marks, MarkSpace):
             return marks
-        return MarkSpace() if marks is None else MarkSpace.categorical(marks)
+        return MarkSpace.categorical(marks)
 
     @property
     def count(self) -> int:
@@ -156,13 +152,17 @@ class MarkSpace:
     @property
     def types(self) -> MarkSpace:
         """The space without its box."""
-        return self if self.box is None else MarkSpace(self.names)
+        if self.box is None:
+            return self
+        return MarkSpace(self.names)
 
     def __str__(self) -> str:
-        types = f"{self.count} types" if self.names else "no marks"
+        if not self.names:
+            return "no marks" if self.box is None else f"places in {self.box}"
+        types = f"{self.count} types"
         if self.box is None:
             return types
-        return f"{types} in {self.box}" if self.names else f"places in {self.box}"
+        return f"{types} in {self.box}"
 
 
 MOST_LISTED = 4  # names that an error lists
@@ -202,13 +202,17 @@ def check_marks(model_marks: MarkSpace, data_marks: MarkSpace) -> None:
 def _chosen_names(marks: MarkSpace) -> tuple[str, ...]:
     """The names of the types, empty where they are the default ones."""
     default = tuple(str(i) for i in range(len(marks.names)))
-    return () if marks.names == default else marks.names
+    if marks.names == default:
+        return ()
+    return marks.names
 
 
 def _difference(expected: tuple[str, ...], received: tuple[str, ...]) -> str:
     """How two lists of names differ, in words."""
-    unknown = [name for name in received if name not in set(expected)]
-    missing = [name for name in expected if name not in set(received)]
+    known = set(expected)
+    found = set(received)
+    unknown = [name for name in received if name not in known]
+    missing = [name for name in expected if name not in found]
     parts = []
     if unknown:
         parts.append(f"{_listed(unknown)} {_is(unknown)} unknown to the model")
@@ -227,7 +231,9 @@ def _listed(names: Ordered[str]) -> str:
     """The first few names, and how many more there are."""
     shown = ", ".join(repr(name) for name in names[:MOST_LISTED])
     more = len(names) - MOST_LISTED
-    return f"{shown} and {more:,} more" if more > 0 else shown
+    if more <= 0:
+        return shown
+    return f"{shown} and {more:,} more"
 
 
 def _check_box(expected: Box | None, received: Box | None) -> None:
@@ -236,7 +242,8 @@ def _check_box(expected: Box | None, received: Box | None) -> None:
     """
     if expected == received:
         return
-    wanted, found = "events without places", "events without places"
+    wanted = "events without places"
+    found = "events without places"
     remedy = "Read the data without place=, or fit a model with places."
     if received is not None:
         found = f"places in {received}"

@@ -16,13 +16,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence as Ordered
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fourpoint.errors import EventDataError, UserError
-from fourpoint.events.batching import Batch, group_by_length, known_at, offsets_of, pad
+from fourpoint.events.batching import (
+    Batch,
+    flat_places,
+    group_by_length,
+    known_at,
+    known_rows,
+    offsets_of,
+    pad,
+    shares,
+)
 from fourpoint.events.context import Context, Steps
 from fourpoint.events.dates import SECONDS, Dates, Moment, shown, time_at
 from fourpoint.events.marks import Box, MarkSpace
@@ -103,23 +113,23 @@ class Sequence:
             guess = MarkSpace.categorical(int(m.max(initial=0)) + 1)
         known_space = guess if space is None else MarkSpace.of(space)
         where = None if places is None else as_places(places, len(t))
+        numbers = None if features is None else as_places(features, len(t))
         if where is not None and known_space.box is None:
             axes = [f"x{i + 1}" for i in range(where.shape[1])]
-            known_space = replace(
-                known_space, box=Box.around(where[np.isfinite(where).all(1)], axes)
-            )
+            finite = where[np.isfinite(where).all(1)]
+            known_space = replace(known_space, box=Box.around(finite, axes))
         low, high = inferred_window(t)
         known = Dataset(
-            t,
-            m,
-            np.array([0, len(t)]),
-            np.array([low if start is None else start], dtype=np.float64),
-            np.array([high if stop is None else stop], dtype=np.float64),
-            known_space,
+            times=t,
+            mark_ids=m,
+            offsets=np.array([0, len(t)]),
+            starts=np.array([low if start is None else start], dtype=np.float64),
+            stops=np.array([high if stop is None else stop], dtype=np.float64),
+            marks=known_space,
             ids=(id,),
             inferred=stop is None,
             places=where,
-            features=None if features is None else as_places(features, len(t)),
+            features=numbers,
             context=context,
         )[0]
         for name in Sequence.__dataclass_fields__:
@@ -135,30 +145,36 @@ class Sequence:
 
     def before(self, time: float) -> Sequence:
         """The events strictly before ``time``, observed on ``[start, time)``."""
-        n = int(np.searchsorted(self.times, time, side="left"))
+        n = self._first_at(time)
         return self.piece(slice(n), self.start, float(time), inferred=False)
 
     def after(self, time: float) -> Sequence:
         """The events at or after ``time``, observed on ``[time, stop)``; those before are not
         known.
         """
-        n = int(np.searchsorted(self.times, time, side="left"))
+        n = self._first_at(time)
         return self.piece(slice(n, None), float(time), self.stop, inferred=self.inferred)
+
+    def _first_at(self, time: float) -> int:
+        """The number of the first event at or after ``time``."""
+        return int(np.searchsorted(self.times, time, side="left"))
 
     def scored_after(self, time: float) -> Sequence:
         """The same sequence, scored from ``time`` on: what came before is history, which conditions
         the rates but is not scored.
         """
-        known = Context() if self.context is None else self.context
+        known = self.context or Context()
         begin = max(float(time), self.start)
         if known.scored_from is not None:
             begin = max(begin, float(known.scored_from[0]))
-        return self.with_values(context=replace(known, scored_from=np.array([begin])))
+        context = replace(known, scored_from=np.array([begin]))
+        return self.with_values(context=context)
 
     def with_values(self, **changed: object) -> Sequence:
         """The same sequence with other values of some of its fields, which are not checked."""
         values = {name: getattr(self, name) for name in Sequence.__dataclass_fields__}
-        return _trusted_sequence(**{**values, **changed})
+        values |= changed
+        return _trusted_sequence(**values)
 
     def until(self, at: Moment | None = None) -> Sequence:
         """The events that are known at time ``at``: those up to and including it, observed on
@@ -172,7 +188,9 @@ class Sequence:
         >>> len(s.until(2.0)), len(s.before(2.0)), len(s.until())
         (3, 1, 4)
         """
-        now = self.stop if at is None else time_at(self.dates, at)
+        now = self.stop
+        if at is not None:
+            now = time_at(self.dates, at)
         if not self.start <= now <= self.stop:
             edges = f"{shown(self.dates, self.start)}, {shown(self.dates, self.stop)}"
             raise UserError(
@@ -180,7 +198,8 @@ class Sequence:
                 f"at={shown(self.dates, now)}",
                 "Choose a time at which the sequence was observed.",
             )
-        n = int(np.count_nonzero(known_at(self.times, now)))
+        known = known_at(self.times, now)
+        n = int(np.count_nonzero(known))
         return self.piece(slice(n), self.start, now, inferred=True)
 
     def piece(
@@ -195,8 +214,8 @@ class Sequence:
             space=self.space,
             id=self.id,
             inferred=inferred,
-            places=None if self.places is None else self.places[kept],
-            features=None if self.features is None else self.features[kept],
+            places=known_rows(self.places, kept),
+            features=known_rows(self.features, kept),
             context=self.context,
             dates=self.dates,
         )
@@ -205,19 +224,28 @@ class Sequence:
         """This sequence alone, as a batch of one."""
         import torch
 
-        times = torch.from_numpy(np.array(self.times))[None]
-        marks = torch.from_numpy(np.array(self.marks))[None]
+        times = torch.from_numpy(np.array(self.times))
+        marks = torch.from_numpy(np.array(self.marks))
         valid = torch.ones_like(marks, dtype=torch.bool)
-        start = torch.tensor([self.start], dtype=torch.float64)
-        stop = torch.tensor([self.stop], dtype=torch.float64)
         places = None
         if self.places is not None:
             places = torch.from_numpy(np.array(self.places))[None]
         features = None
         if self.features is not None:
             features = torch.from_numpy(np.array(self.features))[None]
-        context = None if self.context is None else self.context.batch(np.arange(1))
-        return Batch(times, marks, valid, start, stop, places, features, context)
+        context = None
+        if self.context is not None:
+            context = self.context.batch(np.arange(1))
+        return Batch(
+            times=times[None],
+            marks=marks[None],
+            valid=valid[None],
+            start=torch.tensor([self.start], dtype=torch.float64),
+            stop=torch.tensor([self.stop], dtype=torch.float64),
+            places=places,
+            features=features,
+            context=context,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,9 +283,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not self.ids:
-            object.__setattr__(self, "ids", tuple(str(i) for i in range(len(self.starts))))
-        if self.places is None and self.marks.box is not None and not len(self.times):
-            object.__setattr__(self, "places", np.zeros((0, self.marks.box.dimension)))
+            ids = tuple(str(i) for i in range(len(self)))
+            object.__setattr__(self, "ids", ids)
+        box = self.marks.box
+        if self.places is None and box is not None and not len(self.times):
+            nowhere = np.zeros((0, box.dimension))
+            object.__setattr__(self, "places", nowhere)
         check_events(self)
         for array in (self.times, self.mark_ids, self.offsets, self.starts, self.stops):
             array.setflags(write=False)
@@ -275,7 +306,7 @@ class Dataset:
                 f"{len(spaces)} spaces",
                 "Pass space= to each Sequence.",
             )
-        lengths = [len(s) for s in sequences]
+        no_marks = np.zeros(0, dtype=np.int64)
         places = None
         if any(s.space.box for s in sequences):
             places = np.concatenate([s.places for s in sequences if s.places is not None])
@@ -284,8 +315,8 @@ class Dataset:
             features = np.concatenate([s.features for s in sequences if s.features is not None])
         return Dataset(
             times=np.concatenate([np.zeros(0), *(s.times for s in sequences)]),
-            mark_ids=np.concatenate([np.zeros(0, dtype=np.int64), *(s.marks for s in sequences)]),
-            offsets=offsets_of(lengths),
+            mark_ids=np.concatenate([no_marks, *(s.marks for s in sequences)]),
+            offsets=offsets_of([len(s) for s in sequences]),
             starts=np.array([s.start for s in sequences], dtype=np.float64),
             stops=np.array([s.stop for s in sequences], dtype=np.float64),
             marks=spaces.pop() if spaces else MarkSpace(),
@@ -311,12 +342,14 @@ class Dataset:
         """Which events are scored: all but those of history periods."""
         if self.context is None or self.context.scored_from is None:
             return np.ones(self.events, dtype=bool)
-        return self.times >= np.repeat(self.context.scored_from, self.lengths)
+        begin = np.repeat(self.context.scored_from, self.lengths)
+        return self.times >= begin
 
     @property
     def scored_lengths(self) -> NDArray[np.int64]:
         """Events of each sequence that are scored."""
-        return np.diff(np.concatenate([[0], np.cumsum(self.scored)])[self.offsets])
+        scored = offsets_of(self.scored)
+        return np.diff(scored[self.offsets])
 
     @property
     def scored_starts(self) -> NDArray[np.float64]:
@@ -335,7 +368,9 @@ class Dataset:
         """The weight of time in the likelihood: the exposure, and 0 in history periods; None where
         all time counts once.
         """
-        return None if self.context is None else self.context.scored_exposure(len(self))
+        if self.context is None:
+            return None
+        return self.context.scored_exposure(len(self))
 
     @property
     def exposed_times(self) -> NDArray[np.float64]:
@@ -343,7 +378,9 @@ class Dataset:
         nothing else is known.
         """
         weight = self.scored_exposure
-        return self.durations if weight is None else weight.integrals(self.starts, self.stops)
+        if weight is None:
+            return self.durations
+        return weight.integrals(self.starts, self.stops)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -364,7 +401,9 @@ class Dataset:
     def tied(self) -> float:
         """Share of gaps that are exactly 0."""
         gaps = self.gaps
-        return float(np.mean(gaps == 0)) if len(gaps) else 0.0
+        if not len(gaps):
+            return 0.0
+        return float(np.mean(gaps == 0))
 
     @overload
     def __getitem__(self, index: int | str) -> Sequence: ...
@@ -377,31 +416,46 @@ class Dataset:
         if isinstance(index, slice):
             return self.select(range(*index.indices(len(self))))
         i = range(len(self))[index]
-        a = self.offsets[i]
-        b = self.offsets[i + 1]
+        own = self.row(i)
+        context = None
+        if self.context is not None:
+            context = self.context.select(np.array([i]))
         return _trusted_sequence(
-            times=self.times[a:b],
-            marks=self.mark_ids[a:b],
+            times=self.times[own],
+            marks=self.mark_ids[own],
             start=float(self.starts[i]),
             stop=float(self.stops[i]),
             space=self.marks,
             id=self.ids[i],
             inferred=self.inferred,
-            places=None if self.places is None else self.places[a:b],
-            features=None if self.features is None else self.features[a:b],
-            context=None if self.context is None else self.context.select(np.array([i])),
+            places=known_rows(self.places, own),
+            features=known_rows(self.features, own),
+            context=context,
             dates=self.dates(i),
         )
+
+    def row(self, index: int) -> slice:
+        """Where the events of sequence number ``index`` are in the flat arrays.
+
+        >>> two = Dataset.from_sequences([Sequence([1.0, 2.0], start=0, stop=3)] * 2)
+        >>> two.row(1)
+        slice(2, 4, None)
+        """
+        first = int(self.offsets[index])
+        end = int(self.offsets[index + 1])
+        return slice(first, end)
 
     def dates(self, row: int) -> Dates | None:
         """The dates of sequence number ``row``; None where its origin or the unit of time is not
         known. Without a log they are those of UTC.
         """
-        origin = None if self.context is None else self.context.origin
-        if origin is None or self.unit not in SECONDS:
+        context = self.context
+        if context is None or context.origin is None or self.unit not in SECONDS:
             return None
-        zone = "UTC" if self.log is None else self.log.zone
-        return Dates(float(origin[row]), self.unit, zone)
+        origin = float(context.origin[row])
+        if self.log is None:
+            return Dates(origin, self.unit, "UTC")
+        return Dates(origin, self.unit, self.log.zone)
 
     def __iter__(self) -> Iterator[Sequence]:
         return (self[i] for i in range(len(self)))
@@ -422,10 +476,14 @@ class Dataset:
     def select(self, rows: Ordered[int] | NDArray[np.int64]) -> Dataset:
         """The sequences at these rows, in this order."""
         rows = np.asarray(rows, dtype=np.int64)
-        lengths = self.lengths[rows]
-        offsets = offsets_of(lengths)
-        shift = self.offsets[rows] - offsets[:-1]
-        flat = np.arange(offsets[-1]) + np.repeat(shift, lengths)
+        first = self.offsets[rows]
+        flat, offsets = flat_places(first, self.lengths[rows])
+        splits = None
+        if self.splits is not None:
+            splits = self.splits[rows]
+        context = None
+        if self.context is not None:
+            context = self.context.select(rows)
         return replace(
             self,
             times=self.times[flat],
@@ -434,10 +492,10 @@ class Dataset:
             starts=self.starts[rows],
             stops=self.stops[rows],
             ids=tuple(self.ids[i] for i in rows),
-            splits=None if self.splits is None else self.splits[rows],
-            places=None if self.places is None else self.places[flat],
-            features=None if self.features is None else self.features[flat],
-            context=None if self.context is None else self.context.select(rows),
+            splits=splits,
+            places=known_rows(self.places, flat),
+            features=known_rows(self.features, flat),
+            context=context,
         )
 
     def without_places(self) -> Dataset:
@@ -448,23 +506,25 @@ class Dataset:
         """The same events as observed in another box, that of a fitted model, say. Fails where one
         lies outside it.
         """
-        return replace(self, marks=replace(self.marks, box=box))
+        marks = replace(self.marks, box=box)
+        return replace(self, marks=marks)
 
     def part(self, name: str) -> Dataset:
         """The sequences of one split: "train", "dev", "test", or "all"."""
         if name == "all":
             return self
-        if self.splits is None or name not in SPLITS or not (self.splits == name).any():
-            if self.splits is None:
-                have = "no split column"
-            else:
-                have = f"splits {sorted(set(self.splits.tolist()))}"
+        rows = np.zeros(0, dtype=np.int64)
+        have = "no split column"
+        if self.splits is not None:
+            rows = np.flatnonzero(self.splits == name)
+            have = f"splits {sorted(set(self.splits.tolist()))}"
+        if name not in SPLITS or not len(rows):
             raise EventDataError(
                 f"a split called {name!r}",
                 have,
                 "Use --split all, or add a `split` column of train/dev/test.",
             )
-        return self.select(np.flatnonzero(self.splits == name))
+        return self.select(rows)
 
     def split(
         self,
@@ -481,24 +541,25 @@ class Dataset:
         length, and later parts keep the earlier events as history, as in :meth:`split_at`.
         """
         if by == "given" and self.splits is not None:
-            return tuple(self.part(name) for name in SPLITS if (self.splits == name).any())
+            given = [name for name in SPLITS if (self.splits == name).any()]
+            return tuple(self.part(name) for name in given)
         if abs(sum(fractions) - 1) > 1e-9 or min(fractions) <= 0:
             raise EventDataError(
                 "positive fractions that sum to 1",
                 f"{tuple(fractions)}",
                 "Pass (0.8, 0.1, 0.1), say.",
             )
-        if len(self) < len(fractions):
-            shares = np.cumsum(fractions)[:-1]
-            return self._cut(self.starts[:, None] + shares * self.durations[:, None])
+        count = len(self)
+        if count < len(fractions):
+            reached = np.cumsum(fractions)[:-1]
+            cuts = self.starts[:, None] + reached * self.durations[:, None]
+            return self._cut(cuts)
         if by == "time":
             order = np.argsort(self.starts, kind="stable")
         else:
-            order = np.random.default_rng(seed).permutation(len(self))
-        sizes = np.round(np.array(fractions[1:]) * len(self)).astype(int)
-        after = np.cumsum(np.maximum(1, sizes)[::-1])[::-1]
-        edges = len(self) - after
-        return tuple(self.select(np.sort(rows)) for rows in np.split(order, edges))
+            order = np.random.default_rng(seed).permutation(count)
+        parts = shares(order, fractions)
+        return tuple(self.select(np.sort(rows)) for rows in parts)
 
     def split_at(self, times: Ordered[Moment]) -> tuple[Dataset, ...]:
         """Parts of the data before, between and after ``times``, which rise: one more than there
@@ -518,12 +579,15 @@ class Dataset:
         ... ]
         [(0.0, 4.0, 2, 2), (0.0, 8.0, 3, 1)]
         """
-        cuts = np.stack([self.times_at(time) for time in times], 1) if len(times) else None
-        if cuts is None or not np.isfinite(cuts).all() or (np.diff(cuts) <= 0).any():
+        cuts = [self.times_at(time) for time in times]
+        edges = np.array(cuts).T
+        if not cuts or not np.isfinite(edges).all() or (np.diff(edges) <= 0).any():
             raise EventDataError(
-                "one or more rising times to cut at", f"{list(times)}", "Sort them."
+                "one or more rising times to cut at",
+                f"{list(times)}",
+                "Sort them.",
             )
-        return self._cut(cuts)
+        return self._cut(edges)
 
     def between(self, begin: Moment | None = None, end: Moment | None = None) -> Dataset:
         """The data of which the time from ``begin`` to ``end`` is scored: earlier events of the
@@ -534,8 +598,12 @@ class Dataset:
         >>> data.between(1.5, 4.0).events, data.between(1.5, 4.0).scored_events
         (2, 1)
         """
-        lows = np.full(len(self), -np.inf) if begin is None else self.times_at(begin)
-        highs = np.full(len(self), np.inf) if end is None else self.times_at(end)
+        lows = np.full(len(self), -np.inf)
+        if begin is not None:
+            lows = self.times_at(begin)
+        highs = np.full(len(self), np.inf)
+        if end is not None:
+            highs = self.times_at(end)
         found = self._between(lows, highs)
         if found is None:
             raise EventDataError(
@@ -547,35 +615,42 @@ class Dataset:
 
     def times_at(self, moment: Moment) -> NDArray[np.float64]:
         """A time, or a date where the data has dates, in the time of every sequence, (S,)."""
-        return np.array([time_at(self.dates(i), moment) for i in range(len(self))])
+        times = [time_at(self.dates(i), moment) for i in range(len(self))]
+        return np.array(times)
 
     def extent(self) -> tuple[float, float]:
         """From when to when anything was observed, in the time of the first sequence."""
-        origin = None if self.context is None else self.context.origin
         shift = np.zeros(len(self))
-        if origin is not None and self.unit in SECONDS:
-            shift = (origin - origin[0]) / SECONDS[self.unit]
-        return float((shift + self.starts).min()), float((shift + self.stops).max())
+        context = self.context
+        if context is not None and context.origin is not None and self.unit in SECONDS:
+            since = context.origin - context.origin[0]
+            shift = since / SECONDS[self.unit]
+        first = (shift + self.starts).min()
+        last = (shift + self.stops).max()
+        return float(first), float(last)
 
     def _span(self) -> str:
         """From when to when anything was observed, in words."""
         if not len(self):
             return "of no sequence"
-        first, last = (shown(self.dates(0), edge) for edge in self.extent())
-        return f"from {first} to {last}"
+        dates = self.dates(0)
+        first, last = self.extent()
+        return f"from {shown(dates, first)} to {shown(dates, last)}"
 
     def _cut(self, cuts: NDArray[np.float64]) -> tuple[Dataset, ...]:
         """The parts of :meth:`split_at` with cuts (S, K) of each sequence."""
         endless = np.full((len(self), 1), np.inf)
-        edges = np.hstack([-endless, cuts, endless])
-        parts = []
-        for k in range(edges.shape[1] - 1):
-            part = self._between(edges[:, k], edges[:, k + 1])
+        edges = np.hstack([-endless, cuts, endless]).T
+        parts: list[Dataset] = []
+        for low, high in pairwise(edges):
+            part = self._between(low, high)
             if part is None:
-                said = [shown(self.dates(0), cut) for cut in cuts[0].tolist()] if len(self) else []
+                said = []
+                if len(self):
+                    said = [shown(self.dates(0), cut) for cut in cuts[0].tolist()]
                 raise EventDataError(
                     f"times to cut at inside the windows, {self._span()}",
-                    f"{', '.join(said)}, with no sequence in part {k + 1}",
+                    f"{', '.join(said)}, with no sequence in part {len(parts) + 1}",
                     "Choose other times.",
                 )
             parts.append(part)
@@ -586,13 +661,16 @@ class Dataset:
         pieces = []
         for s, low, high in zip(self, lows.tolist(), highs.tolist(), strict=True):
             begin = max(s.start, low)
-            last = high > s.stop
-            end = s.stop if last else high
+            end = min(s.stop, high)
             if end <= begin:
                 continue
-            kept = slice(None) if last else slice(int(np.searchsorted(s.times, end)))
-            piece = s.piece(kept, s.start, end, inferred=s.inferred and last)
-            pieces.append(piece if low == -np.inf else piece.scored_after(begin))
+            piece = s
+            if high <= s.stop:
+                kept = slice(int(np.searchsorted(s.times, end)))
+                piece = s.piece(kept, s.start, end, inferred=False)
+            if low > -np.inf:
+                piece = piece.scored_after(begin)
+            pieces.append(piece)
         if not pieces:
             return None
         part = Dataset.from_sequences(pieces, unit=self.unit, name=self.name)
@@ -619,17 +697,24 @@ class Dataset:
         if self.scored_events <= events or len(self) < 2:
             return self
         order = np.random.default_rng(seed).permutation(len(self))
-        enough = int(np.searchsorted(np.cumsum(self.scored_lengths[order]), events)) + 1
-        return self.select(np.sort(order[:enough]))
+        drawn = np.cumsum(self.scored_lengths[order])
+        enough = int(np.searchsorted(drawn, events)) + 1
+        rows = np.sort(order[:enough])
+        return self.select(rows)
 
     def batch(self, rows: Ordered[int] | NDArray[np.int64] | None = None) -> Batch:
         """The sequences at ``rows`` (all by default), padded to one length."""
         if rows is None:
-            return pad(self, np.arange(len(self)))
+            rows = range(len(self))
         return pad(self, np.asarray(rows, dtype=np.int64))
 
     def batches(
-        self, size: int, *, seed: int | None = None, padded: int = 131072, mixed: bool = False
+        self,
+        size: int,
+        *,
+        seed: int | None = None,
+        padded: int = 131072,
+        mixed: bool = False,
     ) -> list[NDArray[np.int64]]:
         """Rows of each batch: sequences of like length together, at most ``size`` of them and
         ``padded`` slots.
@@ -700,7 +785,9 @@ def inferred_window(times: NDArray[np.float64]) -> tuple[float, float]:
         return 0.0, 1.0
     low = min(0.0, float(times[0]))
     high = float(times[-1])
-    return low, high if high > low else low + 1.0
+    if high <= low:
+        high = low + 1.0
+    return low, high
 
 
 def _trusted_sequence(**values: object) -> Sequence:
@@ -714,4 +801,5 @@ def _trusted_sequence(**values: object) -> Sequence:
 def _distinct(ids: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(ids)) == len(ids):
         return ids
-    return tuple(str(i) for i in range(len(ids)))
+    numbers = range(len(ids))
+    return tuple(str(i) for i in numbers)

@@ -12,7 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fourpoint.events import Context, Dataset
-from fourpoint.events.batching import offsets_of
+from fourpoint.events.batching import flat_places, known_rows
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def repeated_windows(data: Dataset) -> bool:
@@ -21,8 +24,11 @@ def repeated_windows(data: Dataset) -> bool:
     Only then does the time since the window's start mean the same in every sequence, and a curve of
     it can be used for new ones. In a single sequence it would be frozen after its end.
     """
-    durations = data.durations
-    return len(data) > 1 and bool(np.ptp(durations) <= 1e-9 * durations.max())
+    if len(data) < 2:
+        return False
+    shortest = data.durations.min()
+    longest = data.durations.max()
+    return bool(longest - shortest <= 1e-9 * longest)
 
 
 REMEMBERED = 4096  # events of a history period that validations keep
@@ -37,18 +43,22 @@ def beginning(data: Dataset, events: int, *, history: int = REMEMBERED) -> Datas
     >>> [(len(s), s.stop) for s in beginning(data, 2)]
     [(2, 2.0)]
     """
-    earlier = data.lengths - data.scored_lengths
-    long = data.scored_lengths > events
-    if not long.any() and int(earlier.max(initial=0)) <= history:
+    scored = data.scored_lengths
+    earlier = data.lengths - scored
+    long = scored > events
+    forgotten = earlier - history
+    if not long.any() and int(forgotten.max(initial=0)) <= 0:
         return data
-    first = data.offsets[:-1] + np.maximum(0, earlier - history)
-    last = np.where(long, data.offsets[:-1] + earlier + events, data.offsets[1:])
+    first = data.offsets[:-1] + np.maximum(0, forgotten)
+    cut = data.offsets[:-1] + earlier + events
+    last = np.where(long, cut, data.offsets[1:])
     times = np.append(data.times, 0.0)
-    starts = np.where(earlier > history, times[first - 1], data.starts)
+    starts = np.where(forgotten > 0, times[first - 1], data.starts)
     stops = np.where(long, times[last - 1], data.stops)
     if bool((stops <= starts).any()):
         return data
-    return _pieces(data, np.arange(len(data)), first, last, starts, stops, None, data.ids)
+    row = np.arange(len(data))
+    return _pieces(data, row, first, last, starts, stops, None, data.ids)
 
 
 def cut_long(data: Dataset, events: int, *, history: int = 0) -> Dataset:
@@ -70,45 +80,69 @@ def cut_long(data: Dataset, events: int, *, history: int = 0) -> Dataset:
     """
     if not len(data):
         return data
-    pieces = np.maximum(1, -(-data.lengths // events))
-    row = np.repeat(np.arange(len(data)), pieces)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    first = data.offsets[row] + nth * events
+    row, nth, first = _cuts(data, events)
+    ends = data.offsets[1:]
     if history:
-        first = _past_ties(data, first, data.offsets[row + 1])
-        kept = (nth == 0) | (first < data.offsets[row + 1])
+        first = _past_ties(data, first, ends[row])
+        begins_inside = first < ends[row]
         new_row = row[1:] != row[:-1]
         later = first[1:] > first[:-1]
+        kept = (nth == 0) | begins_inside
         kept &= np.append(new_row | later, True)
         row = row[kept]
-        first = first[kept]
         nth = nth[kept]
+        first = first[kept]
     is_end = np.append(row[1:] != row[:-1], True)
-    last = np.where(is_end, data.offsets[row + 1], np.append(first[1:], 0))
+    next_first = np.append(first[1:], 0)
+    last = np.where(is_end, ends[row], next_first)
     times = np.append(data.times, 0.0)  # an index past the end is never used, but has to exist
     starts = np.where(nth > 0, times[first - 1], data.starts[row])
     stops = np.where(is_end, data.stops[row], times[last - 1])
     if bool((stops <= starts).any()):
         return data
-    ids = tuple(
-        data.ids[r] if pieces[r] == 1 else f"{data.ids[r]}/{n}"
-        for r, n in zip(row, nth, strict=True)
-    )
+    ids = _piece_ids(data, row, nth, events)
     if not history:
         return _pieces(data, row, first, last, starts, stops, None, ids)
     # The event at the former start belongs to the piece before, and is not scored again.
     scored_from = np.where(nth > 0, np.nextafter(starts, np.inf), starts)
     if data.context is not None and data.context.scored_from is not None:
         scored_from = np.maximum(scored_from, data.context.scored_from[row])
-    begin = np.maximum(first - history, data.offsets[row])
-    starts = np.where(begin > data.offsets[row], times[begin - 1], data.starts[row])
+    earliest = data.offsets[row]
+    begin = np.maximum(first - history, earliest)
+    starts = np.where(begin > earliest, times[begin - 1], data.starts[row])
     found = _pieces(data, row, begin, last, starts, stops, scored_from, ids)
-    return found.select(np.flatnonzero(scored_from < stops))
+    some_scored = scored_from < stops
+    return found.select(np.flatnonzero(some_scored))
 
 
-def _past_ties(
-    data: Dataset, first: NDArray[np.int64], ends: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _count(data: Dataset, events: int) -> Integers:
+    """How many pieces of at most ``events`` events each sequence gives; at least one."""
+    return np.maximum(1, -(-data.lengths // events))
+
+
+def _cuts(data: Dataset, events: int) -> tuple[Integers, Integers, Integers]:
+    """For every piece: the number of its sequence, its number there, and its first event."""
+    pieces = _count(data, events)
+    row = np.repeat(np.arange(len(data)), pieces)
+    before = np.cumsum(pieces) - pieces
+    nth = np.arange(len(row)) - before[row]
+    first = data.offsets[row] + nth * events
+    return row, nth, first
+
+
+def _piece_ids(data: Dataset, row: Integers, nth: Integers, events: int) -> tuple[str, ...]:
+    """Names of pieces: the id of the sequence, with a number where it has several."""
+    pieces = _count(data, events)
+    ids = []
+    for i, n in zip(row, nth, strict=True):
+        id = data.ids[i]
+        if pieces[i] > 1:
+            id = f"{id}/{n}"
+        ids.append(id)
+    return tuple(ids)
+
+
+def _past_ties(data: Dataset, first: Integers, ends: Integers) -> Integers:
     """The first events at or after ``first`` whose time differs from that of the event before, or
     ``ends``.
     """
@@ -116,25 +150,25 @@ def _past_ties(
     apart[1:-1] = np.diff(data.times) != 0
     apart[data.offsets] = True
     heads = np.flatnonzero(apart)
-    return np.minimum(heads[np.searchsorted(heads, first)], ends)
+    following = heads[np.searchsorted(heads, first)]
+    return np.minimum(following, ends)
 
 
 def _pieces(
     data: Dataset,
-    row: NDArray[np.int64],
-    first: NDArray[np.int64],
-    last: NDArray[np.int64],
-    starts: NDArray[np.float64],
-    stops: NDArray[np.float64],
-    scored_from: NDArray[np.float64] | None,
+    row: Integers,
+    first: Integers,
+    last: Integers,
+    starts: Floats,
+    stops: Floats,
+    scored_from: Floats | None,
     ids: tuple[str, ...],
 ) -> Dataset:
     """Events ``first`` to ``last`` of the sequences ``row``, in windows of their own."""
-    lengths = last - first
-    offsets = offsets_of(lengths)
-    moved = first - offsets[:-1]
-    flat = np.repeat(moved, lengths) + np.arange(offsets[-1])
-    context = None if data.context is None else data.context.select(row)
+    flat, offsets = flat_places(first, last - first)
+    context = data.context
+    if context is not None:
+        context = context.select(row)
     if scored_from is not None:
         context = replace(context or Context(), scored_from=scored_from)
     return replace(
@@ -147,7 +181,7 @@ def _pieces(
         ids=ids,
         splits=None,
         inferred=True,
-        places=None if data.places is None else data.places[flat],
-        features=None if data.features is None else data.features[flat],
+        places=known_rows(data.places, flat),
+        features=known_rows(data.features, flat),
         context=context,
     )

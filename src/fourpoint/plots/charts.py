@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
     from fourpoint.events.dates import Dates
 
-INK, SOFT, FAINT, GROUND = "#1d2733", "#5c6875", "#dfe4ea", "#ffffff"
+INK = "#1d2733"
+SOFT = "#5c6875"
+FAINT = "#dfe4ea"
+GROUND = "#ffffff"
 COLOURS = ("#0068b8", "#d65a00", "#00926c", "#b8578e", "#c78a00", "#3fa3dd", "#6a55b5", "#7d8894")
 _BRIGHT = ("#58a9f0", "#ff9046", "#3dc79d", "#e68cbc", "#efb93c", "#8ad0f7", "#a797ef", "#a3aeba")
 DARK: Mapping[str, str] = {
@@ -43,7 +46,8 @@ DARK: Mapping[str, str] = {
     FAINT: "#2c3744",
     GROUND: "#141b24",
 } | dict(zip(COLOURS, _BRIGHT, strict=True))
-LEGEND_ROWS, CHARACTERS_PER_INCH = 5, 13  # room for a legend above the axes
+LEGEND_ROWS = 5  # of a legend above the axes
+CHARACTERS_PER_INCH = 13
 ANY_UNIT = "unit of time"
 LOOK: Mapping[str, Any] = {
     "figure.facecolor": GROUND,
@@ -158,7 +162,8 @@ def colours(count: int) -> list[str]:
     import matplotlib
     from matplotlib.colors import to_hex
 
-    return [to_hex(c) for c in matplotlib.colormaps["viridis"](np.linspace(0.05, 0.9, count))]
+    places = np.linspace(0.05, 0.9, count)
+    return [to_hex(colour) for colour in matplotlib.colormaps["viridis"](places)]
 
 
 def intensity_plot(
@@ -191,35 +196,38 @@ def intensity_plot(
     >>> ax.get_xlabel(), ax.get_ylabel()
     ('time (h)', 'rate (events per h)')
     """
-    t = _vector(times)
-    e = _vector(events)
+    t = vector(times)
+    e = vector(events)
     y = np.asarray(rate, float)
     if y.ndim == 1:
         y = y[:, None]
     _same(len(t), len(y), "one rate per time")
+    lines = y.shape[1]
     marks = mark_ids(event_marks, len(e))
-    rows = max(len(names), y.shape[1], int(marks.max(initial=0)) + 1)
+    rows = max(len(names), lines, int(marks.max(initial=0)) + 1)
     shades = colours(rows)
     with look():
         ax = axes_or_new(ax, 10, 3.2 + 0.16 * rows)
         if window is not None:
             ax.axvspan(*window, color=FAINT, alpha=0.55, lw=0, zorder=0)
         if stacked:
+            total = y.sum(1)
+            highest = float(total.max())
             ax.stackplot(t, y.T, colors=shades, alpha=0.85, lw=0)
-            ax.plot(t, y.sum(1), color=INK, lw=1.1)
-            highest = float(y.sum(1).max())
+            ax.plot(t, total, color=INK, lw=1.1)
         else:
             highest_band = _shaded(ax, t, y, band, shades)
-            for k in range(y.shape[1]):
-                ax.plot(t, y[:, k], color=shades[k])
             highest = max(float(y.max()), highest_band)
+            for k in range(lines):
+                ax.plot(t, y[:, k], color=shades[k])
         if truth is not None:
-            true = _vector(truth)
+            true = vector(truth)
             highest = max(highest, float(true.max()))
             ax.plot(t, true, color=INK, ls=(0, (4, 2)), lw=1.2)
             _note(ax, truth_name, (t[-1], true[-1]), (5, 0), va="center")
         top = 1.06 * max(highest, 1e-12)
-        _event_rows(ax, e, marks, rows if len(e) or names else 0, top, shades, names)
+        shown_rows = rows if len(e) or names else 0
+        _event_rows(ax, e, marks, shown_rows, top, shades, names)
         ax.set_xlim(t[0], t[-1])
         label_time(ax, unit, dates)
         low, high = ax.get_ylim()
@@ -249,7 +257,7 @@ def kernel_plot(
     >>> [text.get_text() for text in ax.texts]
     ['head 1', 'head 2']
     """
-    x = _vector(lags)
+    x = vector(lags)
     y = np.atleast_2d(np.asarray(values, float))
     _same(len(x), y.shape[1], "one value per lag and head")
     with look():
@@ -329,12 +337,13 @@ def learning_curve_plot(
     >>> "best at step 50" in [text.get_text() for text in ax.texts]
     True
     """
-    x = _vector(steps)
-    curves = {"train": _vector(train)}
+    x = vector(steps)
+    curves = {"train": vector(train)}
     if dev is not None:
-        curves["dev"] = _vector(dev)
+        curves["dev"] = vector(dev)
     others = references or {}
     shades = {"train": COLOURS[5], "dev": COLOURS[0]}
+    widths = {"train": 1.2, "dev": 1.9}
     with look():
         ax = axes_or_new(ax, 4.6, 3.0)
         ends: list[tuple[str, float, str]] = []
@@ -346,16 +355,19 @@ def learning_curve_plot(
             there = np.isfinite(y)
             if not there.any():
                 continue
-            ax.plot(x[there], y[there], color=shades[label], lw=1.2 if label == "train" else 1.9)
-            ends.append((label, float(y[there][-1]), shades[label]))
+            known = y[there]
+            shade = shades[label]
+            ax.plot(x[there], known, color=shade, lw=widths[label])
+            ends.append((label, float(known[-1]), shade))
         if best_step is not None and dev is not None:
             _mark_best(ax, x, curves["dev"], best_step)
         everything = np.concatenate([*curves.values(), list(others.values())])
+        right = max(x[-1], x[0] + 1)
         ax.set_ylim(*_robust_range(everything))
-        ax.set_xlim(x[0], max(x[-1], x[0] + 1))
+        ax.set_xlim(x[0], right)
         ax.set_xlabel("optimiser steps")
         ax.set_ylabel("log-likelihood (nats per event)")
-        _end_labels(ax, float(ax.get_xlim()[1]), ends)
+        _end_labels(ax, float(right), ends)
     return ax
 
 
@@ -382,26 +394,27 @@ def attention_plot(
     >>> ax.get_ylabel()
     'contribution'
     """
-    t = _vector(times)
+    t = vector(times)
     w = np.asarray(weights, float)
     _same(len(t), w.shape[-1], "one weight per past event")
     if w.ndim == 2:
         return _heat_map(w, label, ax)
     marks = mark_ids(event_marks, len(t))
-    shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
+    present = np.unique(marks).tolist()
+    shades = colours(max(len(names), max(present, default=0) + 1))
     with look():
         ax = axes_or_new(ax, 10, 3.2)
         ax.axhline(0, color=SOFT, lw=0.8)
-        for m in np.unique(marks):
-            mine = marks == m
-            ax.vlines(t[mine], 0, w[mine], color=shades[m], lw=1.5, alpha=0.9)
-            ax.scatter(t[mine], w[mine], s=16, color=shades[m], lw=0, zorder=3)
+        for m in present:
+            own_times = t[marks == m]
+            own_weights = w[marks == m]
+            ax.vlines(own_times, 0, own_weights, color=shades[m], lw=1.5, alpha=0.9)
+            ax.scatter(own_times, own_weights, s=16, color=shades[m], lw=0, zorder=3)
         if at is not None:
             ax.axvline(at, color=INK, lw=1.1)
             above = ("data", "axes fraction")
             _note(ax, "now", (at, 1), (-4, -2), above, ha="right", va="top", weight="bold")
         if names:
-            present = sorted(set(marks.tolist()))
             _legend_line(ax, [names[m] for m in present], [shades[m] for m in present])
         label_time(ax, unit, dates)
         ax.set_ylabel(plot_text(label))
@@ -426,16 +439,16 @@ def comparison_plot(
     >>> [text.get_text() for text in ax.texts]
     ['−1.400', '−1.100  (+0.300)']
     """
-    y = _vector(values)
+    y = vector(values)
     _same(len(names), len(y), "one value per model")
     order = np.argsort(y)
-    start = float(dict(zip(names, y, strict=True)).get(baseline or "", y.min()))
+    by_name = dict(zip(names, y, strict=True))
+    start = float(by_name.get(baseline or "", y.min()))
     best = highlight if highlight in names else names[int(order[-1])]
     with look():
         ax = axes_or_new(ax, 10, 0.7 + 0.44 * len(y))
         ax.grid(False, axis="y")
         ax.grid(True, axis="x")
-        span = max(float(np.ptp(np.append(y, start))), 1e-9)
         for row, i in enumerate(order):
             gain = y[i] - start
             shade = COLOURS[7]
@@ -452,8 +465,11 @@ def comparison_plot(
             end = max(y[i], start)
             minus = text.replace("-", "\u2212")
             _note(ax, minus, (end, row), (7, 0), va="center", weight=weight)
+        low = min(y.min(), start)
+        high = max(y.max(), start)
+        span = max(float(high - low), 1e-9)
         ax.set_yticks(range(len(y)), [plot_name(names[i]) for i in order], color=INK)
-        ax.set_xlim(min(y.min(), start) - 0.04 * span, max(y.max(), start) + 0.28 * span)
+        ax.set_xlim(low - 0.04 * span, high + 0.28 * span)
         ax.axvline(start, color=SOFT, lw=0.9)
         ax.set_xlabel("log-likelihood on unseen data (nats per event; further right is better)")
     return ax
@@ -477,23 +493,26 @@ def gains_plot(
     >>> [text.get_text() for text in ax.get_yticklabels()]
     ['calendar', 'excitation']
     """
-    y = _vector(gains)
-    lower = _vector(low)
-    upper = _vector(high)
+    y = vector(gains)
+    lower = vector(low)
+    upper = vector(high)
     _same(len(names), len(y), "one gain per step")
     finite = np.isfinite(lower) & np.isfinite(upper)
-    largest = float(np.max(np.abs(np.concatenate([y, lower[finite], upper[finite]])), initial=0.0))
+    everything = np.concatenate([y, lower[finite], upper[finite]])
+    largest = float(np.max(np.abs(everything), initial=0.0))
     with look():
         ax = axes_or_new(ax, 10, 1.0 + 0.5 * len(y))
         ax.grid(False, axis="y")
         ax.grid(True, axis="x")
-        for row in range(len(y)):
-            shade = COLOURS[0] if lower[row] > 0 else COLOURS[7]
+        for row, gain in enumerate(y):
+            shade = COLOURS[7]
+            if lower[row] > 0:
+                shade = COLOURS[0]
             if finite[row]:
                 ax.plot([lower[row], upper[row]], [row, row], color=shade, lw=3.0)
-            ax.plot([y[row]], [row], "o", color=shade, ms=7)
-            text = f"{y[row]:+.4f}".replace("-", "\u2212")
-            _note(ax, text, (y[row], row), (0, 9), ha="center")
+            ax.plot([gain], [row], "o", color=shade, ms=7)
+            text = f"{gain:+.4f}".replace("-", "\u2212")
+            _note(ax, text, (gain, row), (0, 9), ha="center")
         ax.axvline(0.0, color=SOFT, lw=0.9)
         ax.set_xscale("symlog", linthresh=max(0.002, largest / 100))
         ax.set_yticks(range(len(y)), [plot_name(name) for name in names], color=INK)
@@ -506,9 +525,11 @@ def axes_or_new(ax: Axes | None, width: float, height: float) -> Axes:
     """``ax``, or the axes of a new figure with this size in inches, or that of the style."""
     if ax is not None:
         return ax
-    if _style.get() in SIZES:
-        wide, least = SIZES[_style.get()]
-        width, height = wide, max(least, wide * height / width)
+    size = SIZES.get(_style.get())
+    if size is not None:
+        wide, least = size
+        height = max(least, wide * height / width)
+        width = wide
     import matplotlib.pyplot as plt
 
     return plt.subplots(figsize=(width, height), layout="constrained")[1]
@@ -529,7 +550,9 @@ def time_label(unit: str, what: str = "time") -> str:
     >>> time_label("h"), time_label("")
     ('time (h)', 'time')
     """
-    return f"{what} ({plot_name(unit)})" if unit else what
+    if not unit:
+        return what
+    return f"{what} ({plot_name(unit)})"
 
 
 def label_time(ax: Axes, unit: str, dates: Dates | None) -> None:
@@ -548,7 +571,8 @@ def rate_label(unit: str) -> str:
     >>> rate_label("hours"), rate_label("h")
     ('rate (events per hour)', 'rate (events per h)')
     """
-    return f"rate (events per {plot_name(singular(unit or ANY_UNIT))})"
+    per = singular(unit or ANY_UNIT)
+    return f"rate (events per {plot_name(per)})"
 
 
 def singular(unit: str) -> str:
@@ -557,16 +581,27 @@ def singular(unit: str) -> str:
     >>> singular("days"), singular("ms")
     ('day', 'ms')
     """
-    return unit.removesuffix("s") if unit in SECONDS else unit
+    if unit not in SECONDS:
+        return unit
+    return unit.removesuffix("s")
 
 
-def _vector(values: ArrayLike) -> NDArray[np.float64]:
+def vector(values: ArrayLike) -> NDArray[np.float64]:
+    """Values as one row of float64.
+
+    >>> vector([[1, 2], [3, 4]]).tolist()
+    [1.0, 2.0, 3.0, 4.0]
+    """
     return np.asarray(values, dtype=np.float64).reshape(-1)
 
 
 def _same(expected: int, received: int, what: str) -> None:
     if expected != received:
-        raise UserError(f"{what} ({expected} of them)", f"{received}", "Pass arrays of one length.")
+        raise UserError(
+            f"{what} ({expected} of them)",
+            f"{received}",
+            "Pass arrays of one length.",
+        )
 
 
 def _turned(
@@ -575,8 +610,10 @@ def _turned(
     """Limits with one column for each line."""
     if band is None:
         return None
-    low, high = (np.atleast_2d(np.asarray(x, float)).T for x in band)
-    return low, high
+    low, high = band
+    lower = np.atleast_2d(np.asarray(low, float))
+    upper = np.atleast_2d(np.asarray(high, float))
+    return lower.T, upper.T
 
 
 def _shaded(
@@ -589,16 +626,19 @@ def _shaded(
     """Shade between the limits of each line (a column); returns the highest limit."""
     if band is None:
         return 0.0
+    count = lines.shape[1]
     low, high = (np.asarray(limit, float).reshape(len(x), -1) for limit in band)
-    _same(lines.shape[1], low.shape[1], "limits of every line")
-    _same(lines.shape[1], high.shape[1], "limits of every line")
-    for k in range(lines.shape[1]):
+    for limit in (low, high):
+        _same(count, limit.shape[1], "limits of every line")
+    for k in range(count):
         ax.fill_between(x, low[:, k], high[:, k], color=shades[k], alpha=0.22, lw=0)
     return float(high.max())
 
 
 def _heads(names: Sequence[str], count: int) -> list[str]:
-    return list(names) if len(names) == count else [f"head {k + 1}" for k in range(count)]
+    if len(names) == count:
+        return list(names)
+    return [f"head {k + 1}" for k in range(count)]
 
 
 def _event_rows(
@@ -613,20 +653,21 @@ def _event_rows(
     """Rows of ticks below zero, the share of the height growing with the number of rows; no y tick
     is printed there.
     """
-    depth = top * min(0.09 * rows + 0.05 * bool(rows), 0.5)
+    depth = 0.0
+    if rows:
+        depth = top * min(0.09 * rows + 0.05, 0.5)
     ax.set_ylim(-depth, top)
     if not rows:
         return
     step = depth / (rows + 0.4)
+    half = 0.38 * step
     for m in range(rows):
         y = -(m + 0.75) * step
-        half = 0.38 * step
-        mine = events[marks == m]
-        ax.vlines(mine, y - half, y + half, color=shades[m], lw=1.1, alpha=0.9)
+        shade = shades[m]
+        ax.vlines(events[marks == m], y - half, y + half, color=shade, lw=1.1, alpha=0.9)
         if names:
             beside = ("axes fraction", "data")
-            style: dict[str, Any] = dict(va="center", size=8.5, color=shades[m])
-            _note(ax, names[m], (1, y), (6, 0), beside, **style)
+            _note(ax, names[m], (1, y), (6, 0), beside, va="center", size=8.5, color=shade)
     ax.axhline(0, color=SOFT, lw=0.8)
     ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
     ax.set_ylim(-depth, top)
@@ -648,42 +689,53 @@ def _end_labels(ax: Axes, x: float, ends: Sequence[tuple[str, float, str]]) -> N
     """Names at the right end of their lines, pushed apart so that none covers another."""
     low, high = ax.get_ylim()
     room = 0.075 * (high - low)
-    order = sorted(range(len(ends)), key=lambda i: ends[i][1])
+    values = [value for _, value, _ in ends]
     spots: dict[int, float] = {}
     floor = low
-    for i in order:
-        spots[i] = max(min(ends[i][1], high), floor)
+    for i in np.argsort(values, kind="stable").tolist():
+        spots[i] = max(min(values[i], high), floor)
         floor = spots[i] + room
     over = max(0.0, floor - room - high)
     for i, (label, _, shade) in enumerate(ends):
-        _note(ax, label, (x, spots[i] - over), (6, 0), va="center", color=shade, weight="bold")
+        spot = (x, spots[i] - over)
+        _note(ax, label, spot, (6, 0), va="center", color=shade, weight="bold")
 
 
 def _density(ax: Axes, values: NDArray[np.float64], shade: str) -> None:
     """A smoothed density on [0, inf), reflected at 0."""
-    silverman = 1.06 * float(values.std()) * len(values) ** -0.2
-    width = max(silverman, 1e-3 * float(values.max()), 1e-9)
-    x = np.linspace(0, values.max() + 3 * width, 300)
+    count = len(values)
+    highest = float(values.max())
+    silverman = 1.06 * float(values.std()) * count**-0.2
+    width = max(silverman, 1e-3 * highest, 1e-9)
+    x = np.linspace(0, highest + 3 * width, 300)
     mirrored = np.concatenate([values, -values])
-    bumps = np.exp(-0.5 * ((x[:, None] - mirrored) / width) ** 2)
-    y = bumps.sum(1) / (len(values) * width * np.sqrt(2 * np.pi))
+    distance = (x[:, None] - mirrored) / width
+    bumps = np.exp(-0.5 * distance**2)
+    norm = count * width * np.sqrt(2 * np.pi)
+    y = bumps.sum(1) / norm
     ax.fill_between(x, y, color=shade, alpha=0.15, lw=0)
     ax.plot(x, y, color=shade)
 
 
-def _log_where_wide(ax: Axes, *per_axis: NDArray[np.float64]) -> None:
+def _log_where_wide(ax: Axes, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
     """A logarithmic axis where positive values span more than 30 to 1 (linear around 0 where zeros
     occur).
     """
-    for name, values in zip("xy", per_axis, strict=True):
+    scales = (
+        (x, ax.set_xscale, ax.xaxis),
+        (y, ax.set_yscale, ax.yaxis),
+    )
+    for values, set_scale, axis in scales:
         there = values[values > 0]
-        if there.size < 2 or np.quantile(there, 0.95) < 30 * np.quantile(there, 0.05):
+        if there.size < 2:
             continue
-        setter, axis = (ax.set_xscale, ax.xaxis) if name == "x" else (ax.set_yscale, ax.yaxis)
+        low, high = np.quantile(there, (0.05, 0.95))
+        if high < 30 * low:
+            continue
         if (values <= 0).any():
-            setter("symlog", linthresh=float(np.quantile(there, 0.05)))
+            set_scale("symlog", linthresh=float(low))
         else:
-            setter("log")
+            set_scale("log")
         axis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
@@ -694,36 +746,50 @@ def _legend_line(ax: Axes, labels: Sequence[str], shades: Sequence[str]) -> None
     from matplotlib.lines import Line2D
 
     names = [plot_name(label) for label in labels]
+    longest = max(map(len, names), default=0)
     characters = CHARACTERS_PER_INCH * float(ax.figure.bbox.width) / ax.figure.dpi
-    columns = int(characters / (max(map(len, names), default=0) + 3))
+    columns = int(characters / (longest + 3))
     columns = max(1, min(len(names), 6, columns))
     room = LEGEND_ROWS * columns
     if len(names) > room:
-        names = [*names[: room - 1], f"and {len(names) - room + 1} more"]
+        more = len(names) - room + 1
+        names = [*names[: room - 1], f"and {more} more"]
         shades = [*shades[: room - 1], SOFT]
-    handles = [
-        Line2D([], [], color=c, marker="o", ms=5, lw=0, label=n)
-        for n, c in zip(names, shades, strict=True)
-    ]
-    options: dict[str, Any] = dict(
+    handles = []
+    for name, shade in zip(names, shades, strict=True):
+        handles.append(Line2D([], [], color=shade, marker="o", ms=5, lw=0, label=name))
+    ax.legend(
+        handles=handles,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=columns,
         frameon=False,
         handletextpad=0.1,
         columnspacing=1.2,
         borderaxespad=0.2,
         labelcolor="linecolor",
     )
-    ax.legend(handles=handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, **options)
 
 
 def _mark_best(ax: Axes, steps: NDArray[np.float64], dev: NDArray[np.float64], best: int) -> None:
     there = np.isfinite(dev)
-    y = float(dev[there][np.abs(steps[there] - best).argmin()])
+    nearest = np.abs(steps[there] - best).argmin()
+    y = float(dev[there][nearest])
     ax.plot([best], [y], marker="o", ms=7, mfc=GROUND, mec=COLOURS[1], mew=2, lw=0, zorder=5)
-    late = best > steps[0] + 0.6 * (steps[-1] - steps[0])
-    side, shift = ("right", -6) if late else ("left", 6)
-    paper: dict[str, Any] = dict(facecolor=GROUND, edgecolor="none", alpha=0.85, pad=1.0)
-    text = f"best at step {best:,}"
-    _note(ax, text, (best, y), (shift, -15), ha=side, color=COLOURS[1], bbox=paper)
+    side = "left"
+    shift = 6
+    if best > steps[0] + 0.6 * (steps[-1] - steps[0]):
+        side = "right"
+        shift = -6
+    _note(
+        ax,
+        f"best at step {best:,}",
+        (best, y),
+        (shift, -15),
+        ha=side,
+        color=COLOURS[1],
+        bbox={"facecolor": GROUND, "edgecolor": "none", "alpha": 0.85, "pad": 1.0},
+    )
 
 
 def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
@@ -736,16 +802,23 @@ def _robust_range(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def _heat_map(weights: NDArray[np.float64], label: str, ax: Axes | None) -> Axes:
-    shown = np.ma.masked_where(np.triu(np.ones(weights.shape, bool)), weights)
-    signed = bool((shown < 0).any())
-    limit = float(np.abs(shown).max()) if shown.count() else 1.0
+    above_diagonal = np.triu(np.ones(weights.shape, bool))
+    shown = np.ma.masked_where(above_diagonal, weights)
+    limit = 1.0
+    if shown.count():
+        limit = float(np.abs(shown).max())
+    lowest = 0.0
+    colour_map = "Blues"
+    if (shown < 0).any():
+        lowest = -limit
+        colour_map = "RdBu_r"
     with look():
         ax = axes_or_new(ax, 4.8, 4.0)
         ax.grid(False)
         image = ax.imshow(
             shown,
-            cmap="RdBu_r" if signed else "Blues",
-            vmin=-limit if signed else 0,
+            cmap=colour_map,
+            vmin=lowest,
             vmax=limit,
             interpolation="nearest",
         )

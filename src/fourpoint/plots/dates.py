@@ -60,10 +60,8 @@ class DateLocator(Locator):
         low, high = sorted((vmin, vmax))
         if not np.isfinite([low, high]).all() or high <= low:
             return []
-        first, last = (
-            int(wall.astype("datetime64[s]").astype(np.int64))
-            for wall in self.dates.wall(np.array([low, high]))
-        )
+        walls = self.dates.wall(np.array([low, high])).astype("datetime64[s]")
+        first, last = walls.astype(np.int64).tolist()
         found = []
         for wall in _round_walls(first, last):
             time = self.dates.first(wall.item())
@@ -88,22 +86,30 @@ class DateFormatter(Formatter):
         """The labels of all ticks."""
         if not len(values):
             return []
-        walls = self.dates.wall(np.asarray(values, dtype=np.float64)).astype("datetime64[s]")
+        times = np.asarray(values, dtype=np.float64)
+        walls = self.dates.wall(times).astype("datetime64[s]")
         days = walls.astype("datetime64[D]")
-        years = walls.astype("datetime64[Y]")
-        hours = bool((walls != days).any())
+        minutes = walls.astype("datetime64[m]")
+        clock = "%H:%M"
+        if (walls != minutes).any():
+            clock = "%H:%M:%S"
+        if (walls == days).all():
+            clock = ""
         labels = []
-        for i, wall in enumerate(walls):
-            new_day = i == 0 or days[i] != days[i - 1]
-            new_year = i == 0 or years[i] != years[i - 1]
+        last: Any = None
+        for wall in walls:
             stamp: Any = wall.item()
-            day = f"{stamp.day} {stamp:%b}" + (f" {stamp.year}" if new_year else "")
-            if not hours:
-                labels.append(day.replace(f" {stamp.year}", f"\n{stamp.year}"))
+            day = f"{stamp.day} {stamp:%b}"
+            new_day = last is None or stamp.date() != last.date()
+            new_year = last is None or stamp.year != last.year
+            last = stamp
+            if not clock:
+                labels.append(f"{day}\n{stamp.year}" if new_year else day)
                 continue
-            seconds = ":%S" if bool((walls != walls.astype("datetime64[m]")).any()) else ""
-            clock = format(stamp, f"%H:%M{seconds}")
-            labels.append(f"{clock}\n{day}" if new_day else clock)
+            lines = [format(stamp, clock)]
+            if new_day:
+                lines.append(f"{day} {stamp.year}" if new_year else day)
+            labels.append("\n".join(lines))
         return labels
 
 
@@ -113,14 +119,16 @@ def _round_walls(first: int, last: int) -> NDArray[np.datetime64]:
     if span > FAR:
         return np.zeros(0, dtype="datetime64[s]")
     for step in (*STEPS, *DAYS):
-        origin = MONDAY if step % (7 * 86400) == 0 else 0
         if span / step <= MOST_TICKS:
+            origin = MONDAY if step % (7 * 86400) == 0 else 0
             low = -(-(first - origin) // step) * step + origin
             return np.arange(low, last + 1, step).astype("datetime64[s]")
-    months = [int(np.datetime64(t, "s").astype("datetime64[M]").astype(int)) for t in (first, last)]
+    ends = np.array([first, last]).astype("datetime64[s]")
+    first_month, last_month = ends.astype("datetime64[M]").astype(np.int64).tolist()
     for step in MONTHS:
-        if (months[1] - months[0]) / step <= MOST_TICKS:
+        if (last_month - first_month) / step <= MOST_TICKS:
             break
-    low = -(-months[0] // step) * step
-    found = np.arange(low, months[1] + 1, step).astype("datetime64[M]").astype("datetime64[s]")
+    low = -(-first_month // step) * step
+    months = np.arange(low, last_month + 1, step).astype("datetime64[M]")
+    found = months.astype("datetime64[s]")
     return found[found.astype(np.int64) >= first]

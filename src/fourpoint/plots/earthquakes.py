@@ -23,12 +23,13 @@ def catalogue_plot(
     """
     where = np.asarray(places, dtype=np.float64).reshape(-1, 2)
     size = np.asarray(magnitudes, dtype=np.float64)
+    order = np.argsort(size)
+    x, y = where[order].T
+    above = size[order] - size.min(initial=np.inf)
+    area = 0.6 * np.exp(1.2 * above)
     with look():
         ax = axes_or_new(ax, 6.0, 5.0)
-        above = size - (size.min() if len(size) else 0.0)
-        order = np.argsort(size)
-        area = 0.6 * np.exp(1.2 * above[order])
-        ax.scatter(where[order, 0], where[order, 1], s=area, color=COLOURS[0], alpha=0.35, lw=0)
+        ax.scatter(x, y, s=area, color=COLOURS[0], alpha=0.35, lw=0)
         ax.set(xlabel=f"x ({label})", ylabel=f"y ({label})")
         ax.set_aspect("equal")
     return ax
@@ -88,11 +89,11 @@ def residual_plot(
     'observed minus expected events'
     """
     when = np.asarray(times, dtype=np.float64)
+    total = np.asarray(expected, dtype=np.float64)
+    count = np.arange(1, len(when) + 1)
+    band = 1.96 * np.sqrt(np.maximum(total, 0.0))
     with look():
         ax = axes_or_new(ax, 6.0, 3.5)
-        count = np.arange(1, len(when) + 1)
-        total = np.asarray(expected, dtype=np.float64)
-        band = 1.96 * np.sqrt(np.maximum(total, 0.0))
         ax.fill_between(when, -band, band, color=COLOURS[7], alpha=0.2, lw=0)
         ax.plot(when, count - total, color=COLOURS[0])
         ax.axhline(0.0, color=COLOURS[7], lw=0.8)

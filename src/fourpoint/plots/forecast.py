@@ -26,6 +26,7 @@ from fourpoint.plots.charts import (
     mark_ids,
     rate_label,
     singular,
+    vector,
 )
 from fourpoint.sanitising import plot_name, plot_text
 
@@ -73,17 +74,22 @@ def forecast_plot(
     >>> ax.get_xlabel()
     'time (h)'
     """
-    t, m, lo, hi, p, r, e = (
-        np.asarray(x, float).reshape(-1)
-        for x in (times, mean, low, high, past_times, past_rate, events)
-    )
+    t = vector(times)
+    m = vector(mean)
+    lo = vector(low)
+    hi = vector(high)
+    p = vector(past_times)
+    r = vector(past_rate)
+    e = vector(events)
     marks = mark_ids(event_marks, len(e))
     shades = colours(max(len(names), int(marks.max(initial=0)) + 1))
+    now = t[0]
     with look():
         ax = axes_or_new(ax, 10, 3.4)
-        top = 1.08 * max(float(hi.max(initial=0)), float(r.max(initial=0)), 1e-12)
+        highest = max(float(hi.max(initial=0)), float(r.max(initial=0)), 1e-12)
+        top = 1.08 * highest
         below = -0.038 * top  # where the next event's interval is drawn
-        ax.axvline(t[0], color=SOFT, lw=1)
+        ax.axvline(now, color=SOFT, lw=1)
         ax.fill_between(t, lo, hi, color=COLOURS[1], alpha=0.18, lw=0)
         ax.plot(t, m, color=COLOURS[1])
         if len(p):
@@ -96,15 +102,17 @@ def forecast_plot(
         if median is not None and np.isfinite(median):
             ax.plot([median], [below], marker="|", ms=9, mew=2, color=COLOURS[1], lw=0)
         note: dict[str, Any] = dict(
-            xycoords=("data", "axes fraction"), textcoords="offset points", va="top"
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            va="top",
         )
-        ax.annotate("now", (t[0], 1), (-4, -2), ha="right", weight="bold", color=INK, **note)
+        ax.annotate("now", (now, 1), (-4, -2), ha="right", weight="bold", color=INK, **note)
         band = "expected, with 90% of paths"
-        ax.annotate(band, (t[0], 1), (5, -2), ha="left", color=COLOURS[1], **note)
+        ax.annotate(band, (now, 1), (5, -2), ha="left", color=COLOURS[1], **note)
         ax.axhline(0, color=SOFT, lw=0.8)
         ax.set_ylim(-0.08 * top, top)
         ax.set_yticks([v for v in ax.get_yticks() if 0 <= v <= top])
-        ax.set_xlim(p[0] if len(p) else t[0], t[-1])
+        ax.set_xlim(p[0] if len(p) else now, t[-1])
         label_time(ax, unit, dates)
         ax.set_ylabel(rate_label(unit))
     return ax
@@ -130,18 +138,22 @@ def counts_plot(
     >>> counts_plot([0, 1, 2], [3.0, 4.0], [1, 1], [6, 8], unit="hours").get_ylabel()
     'events per hour'
     """
-    x, m, lo, hi = (np.asarray(v, float).reshape(-1) for v in (edges, mean, low, high))
+    x = vector(edges)
+    m = vector(mean)
+    lo = vector(low)
+    hi = vector(high)
+    widths = np.diff(x)
     middle = (x[1:] + x[:-1]) / 2
     with look():
         ax = axes_or_new(ax, 4.6, 3.0)
-        ax.bar(middle, m, width=0.8 * np.diff(x), color=COLOURS[1], alpha=0.35, lw=0)
+        ax.bar(middle, m, width=0.8 * widths, color=COLOURS[1], alpha=0.35, lw=0)
         ax.vlines(middle, lo, hi, color=COLOURS[1], lw=2)
         if truth is not None:
             size = 5 if len(middle) <= 40 else 2.5
             ax.plot(middle, np.asarray(truth, float), marker="o", color=INK, lw=0, ms=size)
         ax.set_xlim(x[0], x[-1])
         label_time(ax, unit, dates)
-        ax.set_ylabel(_count_label(np.diff(x), unit if dates is None else dates.unit))
+        ax.set_ylabel(_count_label(widths, unit if dates is None else dates.unit))
     return ax
 
 
@@ -149,9 +161,10 @@ def _count_label(widths: NDArray[np.float64], unit: str) -> str:
     """The label of an axis of counts in intervals of these widths."""
     if not unit or not np.allclose(widths, widths[:1]):
         return "events per interval"
-    if np.isclose(widths[0], 1.0):
+    width = widths[0]
+    if np.isclose(width, 1.0):
         return f"events per {plot_name(singular(unit))}"
-    return f"events in {widths[0]:g} {plot_name(unit)}"
+    return f"events in {width:g} {plot_name(unit)}"
 
 
 def qq_plot(
@@ -171,15 +184,18 @@ def qq_plot(
     >>> ax.get_xlabel()
     'quantiles of the unit exponential'
     """
-    q, o, lo, hi = (np.asarray(v, float).reshape(-1) for v in (theory, observed, low, high))
+    q = vector(theory)
+    o = vector(observed)
+    lo = vector(low)
+    hi = vector(high)
+    outside = (o < lo) | (o > hi)
     with look():
         ax = axes_or_new(ax, 3.6, 3.4)
         ax.grid(True, axis="x")
         ax.fill_between(q, lo, hi, color=FAINT, lw=0)
         ax.plot(q, q, color=SOFT, lw=1)
-        outside = (o < lo) | (o > hi)
-        ax.scatter(q[~outside], o[~outside], s=9, color=COLOURS[0], lw=0)
-        ax.scatter(q[outside], o[outside], s=9, color=COLOURS[1], lw=0)
+        for chosen, shade in ((~outside, COLOURS[0]), (outside, COLOURS[1])):
+            ax.scatter(q[chosen], o[chosen], s=9, color=shade, lw=0)
         ax.set_title(plot_text(title))
         ax.set_xlabel("quantiles of the unit exponential")
         ax.set_ylabel("rescaled gaps")

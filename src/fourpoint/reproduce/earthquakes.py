@@ -41,7 +41,8 @@ from fourpoint.training.fitting import fit
 NEEDED = {"x", "y", "magnitude", "split"}
 PUBLISHED = {"sanjac_10": ("-4.266", "1.133", "-5.398")}  # ETAS, EarthquakeNPP: TMLR 2026
 QUERIES = 1500  # events whose parents are looked for
-CATALOGUES, QUICK_DAYS = 200, 40
+CATALOGUES = 200
+QUICK_DAYS = 40
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,13 @@ def reproduce_earthquakes(folder: Path | None, output: Path, *, quick: bool = Fa
 
 
 def _catalogues(folder: Path) -> list[Path]:
-    files = [path for path in sorted(folder.iterdir()) if path.suffix in (".parquet", ".csv")]
-    return [path for path in files if set(open_table(path).schema.names) >= NEEDED]
+    found = []
+    for path in sorted(folder.iterdir()):
+        if path.suffix not in (".parquet", ".csv"):
+            continue
+        if set(open_table(path).schema.names) >= NEEDED:
+            found.append(path)
+    return found
 
 
 def _reproduce_one(source: Path, output: Path, *, quick: bool) -> tuple[Path, dict[str, str]]:
@@ -97,13 +103,15 @@ def _reproduce_one(source: Path, output: Path, *, quick: bool) -> tuple[Path, di
             f"cuts at {cuts}",
             "Add a column split with these values, in the order of time.",
         )
-    train, dev, test = data.between(None, cuts[0]), data.between(*cuts), data.between(cuts[1], None)
+    first, second = cuts
+    train = data.between(None, first)
+    dev = data.between(first, second)
+    test = data.between(second, None)
     model = ETAS(data.marks)
     found = fit(model, train, dev, progress=True)
     report = evaluate(model, test).to_dict()
-    tests = daily_tests(
-        model, test, catalogues=CATALOGUES, most=QUICK_DAYS if quick else None, progress=True
-    )
+    most = QUICK_DAYS if quick else None
+    tests = daily_tests(model, test, catalogues=CATALOGUES, most=most, progress=True)
     row = {
         "catalogue": source.stem,
         "model": "etas",
@@ -238,34 +246,43 @@ def decluster(model: ETAS, data: Dataset) -> Declustered:
     history = model.encode(batch)
     s = model.strengths()
     scored = torch.nonzero(batch.scored[0])[:, 0]
-    some = scored[torch.linspace(0, len(scored) - 1, min(QUERIES, len(scored))).long().unique()]
+    spread = torch.linspace(0, len(scored) - 1, min(QUERIES, len(scored)))
+    some = scored[spread.long().unique()]
     each = len(scored) / max(1, len(some))
-    logs = model.log_rates_at_events(history, batch)[0]
+    log_rates = model.log_rates_at_events(history, batch)[0]
     assert history.places is not None
-    when, where, delta = history.when[0], history.places[0], history.delta[0]
+    when = history.when[0]
+    where = history.places[0]
+    delta = history.delta[0]
     factor = s.productivity * (history.features[0] @ s.weight).exp()
     width = torch.exp(s.log_width + s.gamma * delta)
-    bins = np.logspace(-5, math.log10(float(data.durations.max())), 31)
+    longest = float(data.durations.max())
+    bins = np.logspace(-5, math.log10(longest), 31)
     by_lag = np.zeros(30)
     children = torch.zeros_like(when)
     for j in some.tolist():
         lag = when[j] - when[:j]
-        apart = (where[j] - where[:j]).square().sum(1) / width[:j]
+        square = (where[j] - where[:j]).square().sum(1)
+        apart = square / width[:j]
         near = (s.q - 1) / (math.pi * width[:j]) * (1 + apart) ** -s.q
-        share = factor[:j] * omori.density(lag, s.p, s.c, s.taper) * near / logs[j].exp()
+        decay = omori.density(lag, s.p, s.c, s.taper)
+        share = factor[:j] * decay * near / log_rates[j].exp()
         children[:j] += each * share
-        by_lag += each * np.histogram(lag.numpy(), bins, weights=share.numpy())[0]
+        counts, _ = np.histogram(lag.numpy(), bins, weights=share.numpy())
+        by_lag += each * counts
     density = by_lag / np.diff(bins) / max(by_lag.sum(), 1e-300)
+    used = density > 0
+    lags = np.sqrt(bins[1:] * bins[:-1])
     sizes = (delta + model.mc).numpy()
     edges = np.linspace(float(model.mc), sizes.max() + 1e-9, 13)
     index = np.clip(np.digitize(sizes, edges) - 1, 0, 11)
     count = np.bincount(index, minlength=12)
     total = np.bincount(index, weights=children.numpy(), minlength=12)
     full = (count > 0) & (total > 0)
-    used = density > 0
+    middles = (edges[1:] + edges[:-1]) / 2
     return Declustered(
-        np.sqrt(bins[1:] * bins[:-1])[used],
-        density[used],
-        ((edges[1:] + edges[:-1]) / 2)[full],
-        total[full] / count[full],
+        lags=lags[used],
+        density=density[used],
+        magnitudes=middles[full],
+        offspring=total[full] / count[full],
     )

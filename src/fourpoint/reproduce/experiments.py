@@ -63,32 +63,38 @@ REPEATS = 100  # of the largest error, at most
 
 def proposition1(setting: Setting) -> Record:
     """Mean over draws less the exact kernel, in standard errors, per spectrum and phase."""
+    draws = setting.draws * 10
     lags = torch.linspace(0, WINDOW, 21, dtype=torch.float64)
     now = torch.ones(1, 1, dtype=torch.float64)
     past = (WINDOW - lags)[None]
+    unmarked = torch.zeros_like(past, dtype=torch.int64)
+    variance = KEY[0] ** 2 + KEY[1] ** 2
+    kernels = {
+        "gaussian": torch.exp(-0.5 * variance * lags**2),
+        "cauchy": torch.exp(-DECAY * lags),
+    }
     arrays: dict[str, Any] = {"lag": lags.tolist()}
-    metrics: dict[str, Any] = {"draws": setting.draws * 10, "features": D_TRAINED}
-    for spectrum, exact in (
-        ("gaussian", torch.exp(-0.5 * (KEY[0] ** 2 + KEY[1] ** 2) * lags**2)),
-        ("cauchy", torch.exp(-DECAY * lags)),
-    ):
+    metrics: dict[str, Any] = {"draws": draws, "features": D_TRAINED}
+    for spectrum, exact in kernels.items():
         arrays[f"{spectrum}_exact"] = exact.tolist()
         for phase in ("paired", "random"):
-            modes = draw_spectra(spectrum, setting.draws * 10, D_TRAINED, phase, seed=1)
-            found = fourier_scores(modes, now, past, torch.zeros_like(past, dtype=torch.int64))[
-                0, :, 0, 0
-            ]
+            modes = draw_spectra(spectrum, draws, D_TRAINED, phase, seed=1)
+            found = fourier_scores(modes, now, past, unmarked)[0, :, 0, 0]
             mean = found.mean(0)
-            error = found.std(0) / math.sqrt(len(found))
+            deviation = found.std(0)
+            error = deviation / math.sqrt(len(found))
+            bias = mean - exact
             # At lag 0 the paired estimate is 1 in every draw, so that there is no error to
             # divide by.
-            z = torch.where(error > 1e-9, (mean - exact) / error.clamp(min=1e-12), 0.0)
+            z = torch.where(error > 1e-9, bias / error.clamp(min=1e-12), 0.0)
             name = f"{spectrum}_{phase}"
-            arrays[f"{name}_mean"], arrays[f"{name}_standard_error"] = mean.tolist(), error.tolist()
+            arrays[f"{name}_mean"] = mean.tolist()
+            arrays[f"{name}_standard_error"] = error.tolist()
             metrics[f"{name}_largest_z"] = float(z.abs().max())
-            metrics[f"{name}_largest_bias"] = float((mean - exact).abs().max())
-            metrics[f"{name}_standard_deviation"] = float(found.std(0).square().mean().sqrt())
-    return dict(metrics=metrics, settings=dict(key=KEY, decay=DECAY, window=WINDOW), arrays=arrays)
+            metrics[f"{name}_largest_bias"] = float(bias.abs().max())
+            metrics[f"{name}_standard_deviation"] = float(deviation.square().mean().sqrt())
+    settings = dict(key=KEY, decay=DECAY, window=WINDOW)
+    return dict(metrics=metrics, settings=settings, arrays=arrays)
 
 
 def proposition2(setting: Setting, output: Path) -> Record:
@@ -152,35 +158,42 @@ def draw_spectra(spectrum: str, heads: int, features: int, phase: str, seed: int
         theta = omega @ torch.tensor(KEY, dtype=torch.float64)
     else:
         theta = DECAY * torch.tan(math.pi * (uniform() - 0.5))
-    offsets = 2 * math.pi * uniform() if phase == "random" else None
+    phase_offsets = None
+    if phase == "random":
+        phase_offsets = 2 * math.pi * uniform()
     shift = torch.zeros(heads, features, 1, dtype=torch.float64)
     weight = torch.full_like(theta, 1 / features)
-    return Spectrum(theta, None, shift, weight, offsets)
+    return Spectrum(theta, None, shift, weight, phase_offsets)
 
 
 def _draws(features: int, repeats: int, phase: str) -> list[Spectrum]:
     """Repeats in pieces that fit into memory."""
     size = max(1, 50_000 // features)
-    return [
-        draw_spectra("gaussian", min(size, repeats - i), features, phase, seed=1000 + i)
-        for i in range(0, repeats, size)
-    ]
+    found = []
+    for first in range(0, repeats, size):
+        count = min(size, repeats - first)
+        found.append(draw_spectra("gaussian", count, features, phase, seed=1000 + first))
+    return found
 
 
 def _quantiles(name: str, found: Tensor) -> dict[str, float]:
-    return {f"{name}_mean": float(found.mean()), f"{name}_95": float(found.quantile(0.95))}
+    mean = float(found.mean())
+    quantile = float(found.quantile(0.95))
+    return {f"{name}_mean": mean, f"{name}_95": quantile}
 
 
 def _violations(rows: list[dict[str, Any]]) -> int:
     """How often the measured 95% quantile is above the bound, which must not be."""
-    return sum(row["bound"] is not None and row["paired_95"] > row["bound"] for row in rows)
+    bounded = [row for row in rows if row["bound"] is not None]
+    return sum(row["paired_95"] > row["bound"] for row in bounded)
 
 
 def _measured(error: float, rows: list[dict[str, Any]]) -> float:
     """The D at which the 95% quantile of the largest error falls below ``error``: it falls as
     1/sqrt(D).
     """
-    scale = float(np.mean([row["paired_95"] * math.sqrt(row["features"]) for row in rows]))
+    scales = [row["paired_95"] * math.sqrt(row["features"]) for row in rows]
+    scale = float(np.mean(scales))
     return math.ceil((scale / error) ** 2)
 
 
@@ -201,12 +214,14 @@ def _learned(output: Path) -> list[dict[str, Any]]:
     if model is None:
         return []
     with torch.no_grad():
-        sigmas = model.spectrum(fixed=True).frequency.square().mean(1).sqrt() / model.time_scale
+        square = model.spectrum(fixed=True).frequency.square().mean(1)
+        sigmas = square.sqrt() / model.time_scale
     radius = float(model.rate.baseline.length) / 2
-    return [
-        dict(head=k + 1, sigma=float(s), needed=features_needed(0.1, radius=radius, sigma=float(s)))
-        for k, s in enumerate(sigmas)
-    ]
+    rows = []
+    for head, sigma in enumerate(sigmas.tolist(), 1):
+        needed = features_needed(0.1, radius=radius, sigma=sigma)
+        rows.append(dict(head=head, sigma=sigma, needed=needed))
+    return rows
 
 
 FEATURES = (20, 100, 1000, 10_000)
@@ -305,18 +320,28 @@ def first_matters(sequences: int, n: int, seed: int) -> Dataset:
     rate that only the first event tells.
     """
     rng = np.random.default_rng(seed)
-    rows = []
+    sequences_of = []
     for i in range(sequences):
         kind = int(rng.integers(2))
-        noise = rng.uniform(FIRST, 1.0, rng.poisson(_noise(n) * (1 - FIRST)))
-        late = rng.uniform(SWITCH, 1.0, rng.poisson((HIGH, LOW)[kind] * (1 - SWITCH)))
-        times = np.concatenate([rng.uniform(0, FIRST, 1), noise, late])
-        marks = np.concatenate([[kind], np.full(len(noise), 2), np.full(len(late), 3)])
+        rate = (HIGH, LOW)[kind]
+        noises = rng.poisson(_noise(n) * (1 - FIRST))
+        noise = rng.uniform(FIRST, 1.0, noises)
+        lates = rng.poisson(rate * (1 - SWITCH))
+        late = rng.uniform(SWITCH, 1.0, lates)
+        first = rng.uniform(0, FIRST, 1)
+        times = np.concatenate([first, noise, late])
+        marks = np.repeat([kind, 2, 3], [1, noises, lates])
         order = np.argsort(times, kind="stable")
-        rows.append(
-            Sequence(times[order], marks[order], start=0.0, stop=1.0, space=KINDS, id=str(i))
+        sequence = Sequence(
+            times[order],
+            marks[order],
+            start=0.0,
+            stop=1.0,
+            space=KINDS,
+            id=str(i),
         )
-    return Dataset.from_sequences(rows, name=f"memory-{n}")
+        sequences_of.append(sequence)
+    return Dataset.from_sequences(sequences_of, name=f"memory-{n}")
 
 
 def true_log_likelihood(one: Sequence, n: int) -> float:
@@ -325,13 +350,13 @@ def true_log_likelihood(one: Sequence, n: int) -> float:
     """
     late = (HIGH, LOW)[int(one.marks[0])]
     noise = _noise(n)
-    counts = np.bincount(one.marks, minlength=KINDS.count)
+    _, _, noises, lates = np.bincount(one.marks, minlength=KINDS.count)
     first = -math.log(2 * FIRST)
     return float(
         first
-        + counts[2] * math.log(noise)
+        + noises * math.log(noise)
         - noise * (1 - FIRST)
-        + counts[3] * math.log(late)
+        + lates * math.log(late)
         - late * (1 - SWITCH)
     )
 
@@ -345,18 +370,19 @@ def late_rates(model: PointProcess, data: Dataset) -> NDArray[np.float64]:
     """The rate of D that a model gives at the time asked about, from what happened before the
     switch, (B,).
     """
-    before = [one.before(SWITCH) for one in data]
-    longer = [
-        Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id) for s in before
-    ]
+    longer = []
+    for one in data:
+        s = one.before(SWITCH)
+        longer.append(Sequence(s.times, s.marks, start=s.start, stop=1.0, space=s.space, id=s.id))
     known = Dataset.from_sequences(longer)
     found = np.zeros(len(known))
     with eval_mode(model):
         for rows in known.batches(BATCH):
             batch = known.batch(rows).to(device_of(model))
             asked = torch.full_like(batch.start, ASKED)[:, None]
-            rate = model.intensity(model.encode(batch), asked)[:, 0, 3]
-            found[rows] = rate.double().cpu().numpy()
+            rates = model.intensity(model.encode(batch), asked)
+            late = rates[:, 0, 3].double()
+            found[rows] = late.cpu().numpy()
     return found
 
 
@@ -376,7 +402,8 @@ def thinning(setting: Setting) -> Record:
         )
         for label, turned in (("printed", False), ("turned", True)):
             counts = literal_counts(known.truth(), setting.walks, seed=7, turned=turned)
-            row |= {label: float(counts.mean()), f"{label}_error": _standard_error(counts)}
+            row[label] = float(counts.mean())
+            row[f"{label}_error"] = _standard_error(counts)
         rows.append(row)
     return dict(metrics=dict(rows=rows, walks=setting.walks), settings={})
 
@@ -390,11 +417,11 @@ def literal_counts(
     """
     random = torch.Generator().manual_seed(seed)
     empty = Dataset(
-        np.zeros(0),
-        np.zeros(0, np.int64),
-        np.zeros(sequences + 1, np.int64),
-        np.zeros(sequences),
-        np.full(sequences, stop),
+        times=np.zeros(0),
+        mark_ids=np.zeros(0, np.int64),
+        offsets=np.zeros(sequences + 1, np.int64),
+        starts=np.zeros(sequences),
+        stops=np.full(sequences, stop),
     )
     history = model.encode(empty.batch())
     t = torch.zeros(sequences, dtype=torch.float64)
@@ -407,7 +434,9 @@ def literal_counts(
         bound = last_rates(model, history, t[:, None]).sum((1, 2)).double()
         t = torch.where(t < stop, t - u.log() / bound, t)
         rate = last_rates(model, history, t[:, None]).sum((1, 2)).double()
-        accepted = ((d * bound <= rate) if turned else (d * bound > rate)) & (t < stop)
+        below = d * bound <= rate
+        accepted = below if turned else ~below
+        accepted = accepted & (t < stop)
         history = model.extend(history, t, none, accepted)
         count = count + accepted
     raise UserError(
@@ -418,9 +447,12 @@ def literal_counts(
 
 
 def _standard_error(counts: NDArray[np.int64]) -> float:
-    return float(counts.std(ddof=1) / math.sqrt(len(counts)))
+    deviation = counts.std(ddof=1)
+    return float(deviation / math.sqrt(len(counts)))
 
 
 def _spread(values: NDArray[np.float64]) -> float:
     """Standard deviation from draw to draw; 0 of a single one."""
-    return float(values.std(ddof=1)) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    return float(values.std(ddof=1))

@@ -123,7 +123,9 @@ def generated_features(model: DAPP) -> NDArray[np.float64]:
     modes = model.modes
     if not isinstance(modes, Modes):
         raise TypeError(f"expected a spectrum of the paper's form; received {type(modes).__name__}")
-    found = modes.generator(modes.noise.to(modes.time_key))[..., : modes.time_key.shape[1]]
+    noise = modes.noise.to(modes.time_key)
+    size = modes.time_key.shape[1]
+    found = modes.generator(noise)[..., :size]
     return np.asarray(found.double().numpy())
 
 
@@ -134,16 +136,20 @@ def head_rates(
     """The total rate (Q,) at ``times``, and with one head at a time (K, Q)."""
     history = model.encode(sequence.batch())
     asked = torch.from_numpy(times)[None]
+    since = asked - history.start[:, None]
     seen = position_before(history, asked)
     attended = model.attend(history, asked[..., None], seen)[:, :, 0]
     heads = attended * model.readout_weights()  # (1, Q, K, M)
-    since = asked - history.start[:, None]
 
     def rate(z: torch.Tensor) -> NDArray[np.float64]:
-        logs = model.rate.log_rate(z, since, history.parts.curves) - model.time_scale.log().to(z)
-        return np.asarray(logs.exp().sum(-1)[0].double().numpy())
+        log_rate = model.rate.log_rate(z, since, history.parts.curves)
+        log_unit = model.time_scale.log().to(z)
+        total = (log_rate - log_unit).exp().sum(-1)
+        return np.asarray(total[0].double().numpy())
 
-    return rate(heads.sum(2)), np.stack([rate(heads[:, :, k]) for k in range(heads.shape[2])])
+    together = rate(heads.sum(2))
+    alone = [rate(heads[:, :, k]) for k in range(heads.shape[2])]
+    return together, np.stack(alone)
 
 
 def _write_transformation(
@@ -158,13 +164,14 @@ def _write_transformation(
     rows: list[list[Any]] = []
 
     def add(part: str, head: str | int, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-        points = zip(x.tolist(), y.tolist(), strict=True)
-        rows.extend([part, head, *point] for point in points)
+        for point in zip(x.tolist(), y.tolist(), strict=True):
+            rows.append([part, head, *point])
 
     for k, cloud in enumerate(clouds):
-        add("spectrum", k + 1, cloud[:, 0], cloud[:, 1])
-        add("score", k + 1, lags, kernel[k])
-        add("rate with this head", k + 1, times, alone[k])
+        head = k + 1
+        add("spectrum", head, cloud[:, 0], cloud[:, 1])
+        add("score", head, lags, kernel[k])
+        add("rate with this head", head, times, alone[k])
     add("rate", "all", times, total)
     write_table(output / "figures" / "score-transformation.csv", ["part", "head", "x", "y"], rows)
 
@@ -174,32 +181,36 @@ def draw_scores(output: Path, setting: Setting, records: list[Record], real: Pat
     the truth.
     """
     sequence = middle_sequence(parts_of("hawkes", setting, 0, None).test)
-    true = np.exp(-np.maximum(sequence.times[:, None] - sequence.times, 0))
+    lags = sequence.times[:, None] - sequence.times
+    true = np.exp(-np.maximum(lags, 0))
     nothing = np.zeros_like(true)
     shown: list[tuple[str, NDArray[np.float64]]] = []
     for model, name in (("dapp-paper", "Fourier kernel"), ("dapp-paper-dot", "dot product")):
         fitted = kept_dapp(output, model, "hawkes")
-        if fitted is None:
-            found = np.zeros((2, *nothing.shape))
-            note = NOT_FITTED
-        else:
+        found = np.stack([nothing, nothing])
+        note = NOT_FITTED
+        if fitted is not None:
             found = pair_scores(fitted, sequence)
             note = ""
-        shown += [(f"{name}, head {k + 1}{note}", found[k]) for k in range(2)]
+        for k in range(2):
+            shown.append((f"{name}, head {k + 1}{note}", found[k]))
     ours = kept_dapp(output, "dapp", "hawkes")
     title = "our DAPP: effect inside the link"
+    effect = nothing
     if ours is None:
-        shown.insert(2, (title + NOT_FITTED, nothing))
+        title += NOT_FITTED
     else:
-        shown.insert(2, (title, effects(ours, sequence)))
+        effect = effects(ours, sequence)
+    shown.insert(2, (title, effect))
     shown.append(("truth: exp(\u2212(t \u2212 t'))", true))
     figure, panels = canvas(2, 3, 12, 7.4)
     rows: list[list[Any]] = []
     agreement = []
+    below = np.tril_indices(len(sequence), -1)
     for (title, matrix), ax in zip(shown, panels.flat, strict=True):
         score_matrix_plot(ax, title, matrix)
-        below = np.tril_indices(len(sequence), -1)
-        rows += [[title, int(n), int(i), float(matrix[n, i])] for n, i in zip(*below, strict=True)]
+        for n, i in zip(*below, strict=True):
+            rows.append([title, int(n), int(i), float(matrix[n, i])])
         if title.startswith("truth"):
             continue
         rank = rank_correlation(matrix[below], true[below])
@@ -219,7 +230,8 @@ def pair_scores(model: DAPP, sequence: Sequence) -> NDArray[np.float64]:
     history = model.encode(sequence.batch())
     past = require(history.past)
     events = model.elapsed(past.times, history.start)[..., 0]
-    found = scores(history.parts.score, events, events, past.marks[..., 0])[0, :, :, 0]
+    marks = past.marks[..., 0]
+    found = scores(history.parts.score, events, events, marks)[0, :, :, 0]
     return np.asarray(found.double().numpy())
 
 
@@ -227,7 +239,8 @@ def pair_scores(model: DAPP, sequence: Sequence) -> NDArray[np.float64]:
 def effects(model: DAPP, sequence: Sequence) -> NDArray[np.float64]:
     """What each past event adds inside the link at each event, (N, N)."""
     history = model.encode(sequence.batch())
-    found = model.contributions(history, torch.tensor(sequence.times)[None])[0, :, :, 0]
+    times = torch.tensor(sequence.times)[None]
+    found = model.contributions(history, times)[0, :, :, 0]
     return np.asarray(found.double().numpy())
 
 
@@ -239,8 +252,13 @@ def rank_correlation(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     """
     if np.ptp(a) == 0 or np.ptp(b) == 0:
         return 0.0
-    first, second = (np.argsort(np.argsort(x)).astype(np.float64) for x in (a, b))
-    return float(np.corrcoef(first, second)[0, 1])
+    correlation = np.corrcoef(_ranks(a), _ranks(b))
+    return float(correlation[0, 1])
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    order = np.argsort(values)
+    return np.argsort(order).astype(np.float64)
 
 
 def draw_intensity(
@@ -249,24 +267,30 @@ def draw_intensity(
     """Eight panels: for each set the paper's models on the left and ours on the right."""
     figure, panels = canvas(len(SYNTHETIC), 2, 11, 13.5)
     rows: list[list[Any]] = []
-    for data, pair in zip(SYNTHETIC, panels, strict=True):
+    for data, (left, right) in zip(SYNTHETIC, panels, strict=True):
         sequence = middle_sequence(parts_of(data, setting, 0, None).test)
+        events = sequence.times
         times = np.linspace(sequence.start, sequence.stop, POINTS)[1:]
         truth = rates(process(data).truth(), sequence, times)
-        lines = {}
-        for model in LABELS:
+        lines = {"truth": truth}
+        ours = {}
+        theirs = {}
+        for model, label in LABELS.items():
             fitted = kept_model(output, model, data, sequence.duration)
-            if fitted is not None:
-                lines[model] = rates(fitted, sequence, times)
-        ours = {LABELS[m]: y for m, y in lines.items() if m in OURS}
-        theirs = {LABELS[m]: y for m, y in lines.items() if m not in OURS}
-        events = sequence.times
-        recovered_plot(pair[0], f"{data}: the paper's models", times, theirs, truth, events)
-        recovered_plot(pair[1], f"{data}: ours, and Poisson", times, ours, truth, events)
-        for name, y in {"truth": truth, **lines}.items():
-            points = zip(times.tolist(), y.tolist(), strict=True)
-            rows += [[data, name, *point] for point in points]
-        rows += [[data, "event", t, ""] for t in sequence.times.tolist()]
+            if fitted is None:
+                continue
+            lines[model] = rates(fitted, sequence, times)
+            if model in OURS:
+                ours[label] = lines[model]
+            else:
+                theirs[label] = lines[model]
+        recovered_plot(left, f"{data}: the paper's models", times, theirs, truth, events)
+        recovered_plot(right, f"{data}: ours, and Poisson", times, ours, truth, events)
+        for name, y in lines.items():
+            for point in zip(times.tolist(), y.tolist(), strict=True):
+                rows.append([data, name, *point])
+        for time in events.tolist():
+            rows.append([data, "event", time, ""])
     one_legend(figure, list(panels.flat))
     write_table(output / "figures" / "intensity.csv", ["data", "line", "time", "rate"], rows)
     caption = (
@@ -278,29 +302,32 @@ def draw_intensity(
 
 def draw_curves(output: Path, setting: Setting, records: list[Record], real: Path | None) -> Drawn:
     """One panel per stand-in; HP, which is fitted without epochs, is a dotted line."""
-    found = {
-        (r["model"], r["data"]): r for r in records if r["kind"] == "curve" and r["status"] == DONE
-    }
+    found = {(r["model"], r["data"]): r for r in records if _is_done(r, "curve")}
     first_seed = [r for r in records if r["seed"] == 0]
-    sets = [data for data in STANDS_FOR if any(key[1] == data for key in found)]
+    with_curves = {data for _, data in found}
+    sets = [data for data in STANDS_FOR if data in with_curves]
     rows_of_panels = (max(1, len(sets)) + 1) // 2
     figure, panels = canvas(rows_of_panels, 2, 11, 3.6 * rows_of_panels + 0.8)
+    axes = list(panels.flat)
     rows: list[list[Any]] = []
-    for data, ax in zip(sets, panels.flat, strict=False):
+    for data, ax in zip(sets, axes, strict=False):
         curves = {}
         for model in CURVES:
-            if (model, data) in found:
-                arrays = found[model, data]["arrays"]
-                epochs = arrays["epoch"]
-                values = arrays["log_likelihood_per_event"]
-                curves[LABELS[model]] = (epochs, values)
-                rows += [[data, model, *point] for point in zip(epochs, values, strict=True)]
+            record = found.get((model, data))
+            if record is None:
+                continue
+            arrays = record["arrays"]
+            epochs = arrays["epoch"]
+            values = arrays["log_likelihood_per_event"]
+            curves[LABELS[model]] = (epochs, values)
+            for point in zip(epochs, values, strict=True):
+                rows.append([data, model, *point])
         hawkes = tally(first_seed, "hawkes", data, "log_likelihood_per_event")
         level = {"HP": hawkes.mean} if hawkes.values else {}
         curves_plot(ax, f"{data} (stands in for {STANDS_FOR[data]})", curves, level)
-    for ax in list(panels.flat)[len(sets) :]:
+    for ax in axes[len(sets) :]:
         ax.set_visible(False)
-    one_legend(figure, list(panels.flat)[: len(sets)])
+    one_legend(figure, axes[: len(sets)])
     header = ["data", "model", "epoch", "log_likelihood_per_event"]
     write_table(output / "figures" / "learning-curves.csv", header, rows)
     caption = (
@@ -311,29 +338,35 @@ def draw_curves(output: Path, setting: Setting, records: list[Record], real: Pat
     return Drawn("learning-curves", "Test likelihood against epochs", caption, figure)
 
 
+def _is_done(record: Record, kind: str) -> bool:
+    return bool(record["kind"] == kind and record["status"] == DONE)
+
+
 def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
     """Proposition 1 on the left for two spectra, Proposition 2 on the right; None where they were
     not run.
     """
-    done = {r["data"]: r for r in records if r["kind"] == "theory" and r["status"] == DONE}
-    if not {"proposition1", "proposition2"} <= set(done):
+    done = {r["data"]: r for r in records if _is_done(r, "theory")}
+    if "proposition1" not in done or "proposition2" not in done:
         return None
     one = done["proposition1"]["arrays"]
     two = done["proposition2"]["metrics"]["rows"]
     figure, panels = canvas(1, 3, 13, 4)
-    for ax, spectrum in zip(panels[0, :2], ("gaussian", "cauchy"), strict=True):
+    left, middle, right = panels[0]
+    for ax, spectrum in ((left, "gaussian"), (middle, "cauchy")):
         means = {}
         for phase in ("paired", "random"):
             name = f"{spectrum}_{phase}"
             means[f"{phase} phases"] = (one[f"{name}_mean"], one[f"{name}_standard_error"])
         title = f"Proposition 1: {spectrum} spectrum"
-        exact = one[f"{spectrum}_exact"]
-        means_plot(ax, title, one["lag"], exact, means)
-    measured = {
-        f"{phase} phases": [row[f"{phase}_95"] for row in two] for phase in ("paired", "random")
-    }
+        means_plot(ax, title, one["lag"], one[f"{spectrum}_exact"], means)
+    features = [row["features"] for row in two]
     bound = [np.nan if row["bound"] is None else row["bound"] for row in two]
-    error_plot(panels[0, 2], "Proposition 2", [row["features"] for row in two], measured, bound)
+    measured = {
+        "paired phases": [row["paired_95"] for row in two],
+        "random phases": [row["random_95"] for row in two],
+    }
+    error_plot(right, "Proposition 2", features, measured, bound)
     errors = [list(row.values()) for row in two]
     write_table(output / "figures" / "theory.csv", list(two[0]), errors)
     points = [list(row) for row in zip(*one.values(), strict=True)]
@@ -348,25 +381,22 @@ def draw_propositions(output: Path, records: list[Record]) -> Drawn | None:
 
 def draw_memory(output: Path, records: list[Record]) -> Drawn | None:
     """What each model remembers of the first event; None where it was not run."""
-    done = [
-        r
-        for r in records
-        if r["kind"] == "claim" and r["data"].startswith("memory-") and r["status"] == DONE
-    ]
-    if not done:
+    found = {}
+    for record in records:
+        if _is_done(record, "claim") and record["data"].startswith("memory-"):
+            metrics = record["metrics"]
+            found[record["model"], int(metrics["events"])] = float(metrics["remembered"])
+    if not found:
         return None
-    counts = sorted({int(r["metrics"]["events"]) for r in done})
-    found = {
-        (r["model"], int(r["metrics"]["events"])): float(r["metrics"]["remembered"]) for r in done
-    }
-    lines = {
-        LABELS[m]: [found.get((m, n), np.nan) for n in counts]
-        for m in REMEMBERING
-        if any(key[0] == m for key in found)
-    }
+    counts = sorted({count for _, count in found})
+    models = {model for model, _ in found}
+    lines = {}
+    for model in REMEMBERING:
+        if model in models:
+            lines[LABELS[model]] = [found.get((model, count), np.nan) for count in counts]
     figure, panels = canvas(1, 1, 8, 4)
     memory_plot(panels[0, 0], "A far event: who remembers it?", counts, lines)
-    rows: list[list[Any]] = [[m, n, value] for (m, n), value in sorted(found.items())]
+    rows: list[list[Any]] = [[*key, value] for key, value in sorted(found.items())]
     write_table(output / "figures" / "memory.csv", ["model", "events_between", "remembered"], rows)
     caption = (
         "The first event is an A or a B; after it come events that tell nothing; and from .6 of "
@@ -388,24 +418,32 @@ DRAWINGS: dict[str, Callable[[Path, Setting, list[Record], Path | None], Drawn]]
 def kept_plain(output: Path, model: str, data: str) -> PointProcess | None:
     """The model of the first seed, or None where it was not fitted."""
     folder = output / "models" / Cell("fit", model, data, 0).id
-    return restore(folder) if (folder / "model.json").is_file() else None
+    if not (folder / "model.json").is_file():
+        return None
+    return restore(folder)
 
 
 def kept_dapp(output: Path, model: str, data: str) -> DAPP | None:
     """The same for a form of DAPP."""
     found = kept_plain(output, model, data)
-    return found if isinstance(found, DAPP) else None
+    if not isinstance(found, DAPP):
+        return None
+    return found
 
 
 def kept_model(output: Path, model: str, data: str, longest: float) -> PointProcess | None:
     """The same, with tabled scores where that is of use for windows up to ``longest``."""
     found = kept_plain(output, model, data)
-    return None if found is None else tabled(found, longest)
+    if found is None:
+        return None
+    return tabled(found, longest)
 
 
 def middle_sequence(data: Dataset) -> Sequence:
     """The sequence of median length, the first of equals."""
-    return data[int(np.argsort(data.lengths, kind="stable")[len(data) // 2])]
+    order = np.argsort(data.lengths, kind="stable")
+    middle = order[len(data) // 2]
+    return data[int(middle)]
 
 
 # The paper's own form and ours are drawn strongly, the others faintly and with a dash of their own.
@@ -547,14 +585,19 @@ def one_legend(figure: Figure, panels: Ordered[Axes]) -> None:
     """One legend for all panels, below them."""
     found: dict[str, Any] = {}
     for ax in panels:
-        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+        handles, labels = ax.get_legend_handles_labels()
+        for handle, label in zip(handles, labels, strict=True):
             found.setdefault(label, handle)
     order = [name for name in STYLES if name in found]
     order += [name for name in found if name not in STYLES]
-    handles = [found[name] for name in order]
-    columns = min(7, max(1, len(order)))
     with look():
-        figure.legend(handles, order, loc="outside lower center", ncols=columns, frameon=False)
+        figure.legend(
+            [found[name] for name in order],
+            order,
+            loc="outside lower center",
+            ncols=min(7, max(1, len(order))),
+            frameon=False,
+        )
 
 
 def score_matrix_plot(ax: Axes, title: str, scores: ArrayLike) -> Axes:

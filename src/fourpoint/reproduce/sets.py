@@ -19,6 +19,7 @@ from fourpoint.data.datasets import load
 from fourpoint.data.readers import read
 from fourpoint.data.synthetic import simulate
 from fourpoint.events import Dataset, MarkSpace, UserError
+from fourpoint.events.batching import offsets_of
 from fourpoint.reproduce.plan import SYNTHETIC, TRANSFORMED, Setting
 
 TEST_SEED = 1_000_003  # of the fresh sequences that all models and seeds are scored on
@@ -80,24 +81,35 @@ def parts_of(name: str, setting: Setting, seed: int, folder: Path | None) -> Par
     where a file is not there.
     """
     if name in SYNTHETIC:
-        drawn = simulate(name, setting.sequences, seed=seed)
-        cut = setting.sequences - max(1, setting.sequences // 10)
-        test = simulate(name, setting.test, seed=TEST_SEED)
-        sizes = f"{cut:,} + {len(drawn) - cut:,} sequences drawn with seed {seed}"
-        return Parts(drawn[:cut], drawn[cut:], test, f"{sizes}, {len(test):,} fresh ones")
+        return _drawn(name, setting, seed)
     how = PREPARED[name]
     data = prepared(_read(name, folder), how)
-    train = _some(data.part("train"), setting.real_train, setting.longest)
-    dev = _some(data.part("dev"), setting.real_train // 4, setting.longest)
-    test = _some(data.part("test"), setting.real_test, setting.longest)
+    sizes = {
+        "train": setting.real_train,
+        "dev": setting.real_train // 4,
+        "test": setting.real_test,
+    }
+    parts = [_some(data.part(split), size, setting.longest) for split, size in sizes.items()]
     about = how.words
     if data.tied:
         share = f"{100 * data.tied:.1f}%"
         about += f"; {share} of gaps are ties, spread evenly up to the next event"
-    most = max(int(part.lengths.max(initial=0)) for part in (train, dev, test))
-    about += f"; {len(train):,} + {len(dev):,} + {len(test):,} sequences, at most {most:,} events"
-    train, dev, test = (part.with_ties("jitter", seed=0) for part in (train, dev, test))
+    counts = " + ".join(f"{len(part):,}" for part in parts)
+    most = max(int(part.lengths.max(initial=0)) for part in parts)
+    about += f"; {counts} sequences, at most {most:,} events"
+    train, dev, test = (part.with_ties("jitter", seed=0) for part in parts)
     return Parts(train, dev, test, about)
+
+
+def _drawn(name: str, setting: Setting, seed: int) -> Parts:
+    """Sequences of a process whose truth is known; the last tenth of them is for early stopping."""
+    count = setting.sequences
+    held = max(1, count // 10)
+    cut = count - held
+    drawn = simulate(name, count, seed=seed)
+    test = simulate(name, setting.test, seed=TEST_SEED)
+    about = f"{cut:,} + {held:,} sequences drawn with seed {seed}, {len(test):,} fresh ones"
+    return Parts(drawn[:cut], drawn[cut:], test, about)
 
 
 def prepared(data: Dataset, how: Preparation) -> Dataset:
@@ -108,7 +120,9 @@ def prepared(data: Dataset, how: Preparation) -> Dataset:
     if how.zeroed:
         data = _from_first(data)
     if how.window is not None:
-        starts, stops = (np.full(len(data), edge) for edge in how.window)
+        start, stop = how.window
+        starts = np.full(len(data), start)
+        stops = np.full(len(data), stop)
         data = replace(data, starts=starts, stops=stops, inferred=False)
     if how.marks:
         return replace(data, marks=MarkSpace(data.marks.names))
@@ -153,18 +167,22 @@ def _some(data: Dataset, size: int, longest: int) -> Dataset:
     each is cut after ``longest``.
     """
     if size and len(data) > size:
-        data = data.select(np.sort(np.random.default_rng(0).permutation(len(data))[:size]))
-    if not data.inferred or int(data.lengths.max(initial=0)) <= longest:
-        return data
-    kept = _positions(data)[1] < longest
-    times = data.times[kept]
+        order = np.random.default_rng(0).permutation(len(data))
+        data = data.select(np.sort(order[:size]))
     lengths = np.minimum(data.lengths, longest)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    stops = np.where(data.lengths > longest, times[offsets[1:] - 1], data.stops)
+    if not data.inferred or not (data.lengths > longest).any():
+        return data
+    _, position = _positions(data)
+    kept = position < longest
+    times = data.times[kept]
+    offsets = offsets_of(lengths)
+    last = times[offsets[1:] - 1]
+    stops = np.where(data.lengths > longest, last, data.stops)
     return replace(data, times=times, mark_ids=data.mark_ids[kept], offsets=offsets, stops=stops)
 
 
 def _positions(data: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The sequence of each event, and its place in it."""
     row = np.repeat(np.arange(len(data)), data.lengths)
-    return row, np.arange(data.events) - data.offsets[row]
+    first = data.offsets[row]
+    return row, np.arange(data.events) - first

@@ -31,7 +31,8 @@ from fourpoint.ops import attention, selection
 
 ERROR = 1e-6
 CELLS = 2**20  # of a table at most, over all pairs of marks; beyond it the direct sum is used
-PIECE, LARGE = 2**21, 2**25  # numbers formed at once, on a CPU and on other devices
+PIECE = 2**21  # numbers formed at once on a CPU
+LARGE = 2**25  # numbers formed at once on other devices
 
 
 def tabled(model: PointProcess, longest: float) -> PointProcess:
@@ -49,9 +50,13 @@ def tabled(model: PointProcess, longest: float) -> PointProcess:
     reach = longest / float(model.time_scale)
     with torch.no_grad():
         spectrum = model.spectrum(fixed=True)
-        fourth = float((spectrum.weight * spectrum.frequency**4).sum(1).max())
-    cells = int(reach * (fourth / (384 * ERROR)) ** 0.25) + 1
-    return model if cells * model.marks.count**2 > CELLS else Tabled(model, reach, cells)
+        fourth = spectrum.weight * spectrum.frequency**4
+        largest = float(fourth.sum(1).max())
+    cells = int(reach * (largest / (384 * ERROR)) ** 0.25) + 1
+    pairs = model.marks.count**2
+    if cells * pairs > CELLS:
+        return model
+    return Tabled(model, reach, cells)
 
 
 class Tabled(PointProcess[DAPPHistory]):
@@ -71,20 +76,23 @@ class Tabled(PointProcess[DAPPHistory]):
         s = model.spectrum(fixed=True)
         self.parts = Parts(s, model.rate.baseline.curves())
         self.width = reach / cells
-        phase = 0.0 if s.phase is None else s.phase.double()[..., None, None]
+        phase: Tensor | float = 0.0
+        if s.phase is not None:
+            phase = s.phase.double()[..., None, None]
         psi = s.shift.double()
-        turns = (
-            psi[..., :, None] - psi[..., None, :],
-            psi[..., :, None] + psi[..., None, :] + 2 * phase,
-        )
+        of_query = psi[..., :, None]
+        of_event = psi[..., None, :]
+        turns = {
+            "lags": of_query - of_event,
+            "sums": of_query + of_event + 2 * phase,
+        }
         theta = s.frequency.double()
         weight = s.weight.double()
-        tables = [
-            _table(theta, weight, turn.flatten(2), self.width, n * cells)
-            for n, turn in enumerate(turns, 1)
-        ]
-        for name, table in zip(("lags", "sums"), tables, strict=True):  # (K, M M, cells, 4)
-            self.register_buffer(name, table.to(model.readout), persistent=False)
+        reached = {"lags": cells, "sums": 2 * cells}
+        for name, turn in turns.items():
+            table = _table(theta, weight, turn.flatten(2), self.width, reached[name])
+            table = table.to(model.readout)  # (K, M M, cells, 4)
+            self.register_buffer(name, table, persistent=False)
 
     @property
     def linear(self) -> bool:
@@ -104,50 +112,65 @@ class Tabled(PointProcess[DAPPHistory]):
             return model.encode(batch, before)
         times = torch.cat([batch.start[:, None], batch.times], 1)
         elapsed = model.elapsed(batch.times, batch.start)
-        past = past_of(batch.times, batch.marks, model.event_values(elapsed, batch.marks))
+        values = model.event_values(elapsed, batch.marks)
+        past = past_of(batch.times, batch.marks, values)
         history = DAPPHistory(times, batch.start, batch.lengths, self.parts, None, past)
-        if model.settings()["keep"] is None:
+        settings = model.settings()
+        if settings["keep"] is None:
             return history
         heads = len(model.readout)
         events = batch.times.shape[1]
-        own = batch.marks[:, None, :, None, None].expand(-1, heads, -1, 1, events)
-        nu = self._scores(elapsed, elapsed, batch.marks).gather(3, own)[:, :, :, 0]
-        none = selection.empty(len(nu), min(model.kept_events(), nu.shape[2]), nu.shape[1], nu)
-        active, gone = selection.run(none, nu, batch.valid, model.settings()["normalise"])
-        past = replace(past, dropped=selection.dropped_at(gone, nu.shape[2]))
+        own = batch.marks[:, None, :, None, None]
+        own = own.expand(-1, heads, -1, 1, events)
+        nu = self._scores(elapsed, elapsed, batch.marks)
+        nu = nu.gather(3, own)[:, :, :, 0]
+        kept = min(model.kept_events(), events)
+        none = selection.empty(len(nu), kept, heads, nu)
+        active, gone = selection.run(none, nu, batch.valid, settings["normalise"])
+        past = replace(past, dropped=selection.dropped_at(gone, events))
         return replace(history, past=past, memory=memory_of(past, active))
 
     def log_intensity(
-        self, history: DAPPHistory, times: Tensor, seen: Tensor | None = None
+        self,
+        history: DAPPHistory,
+        times: Tensor,
+        seen: Tensor | None = None,
     ) -> Tensor:
         """log lambda at ``times`` (B, G, Q), as the model computes it, its scores read off the
         tables.
         """
-        model, (B, G, Q) = self.model, times.shape
-        index = torch.arange(G, device=times.device).expand(B, G) if seen is None else seen
+        model = self.model
+        B, G, Q = times.shape
+        index = seen
+        if index is None:
+            index = torch.arange(G, device=times.device).expand(B, G)
         past = require(history.past)
         query = model.elapsed(times, history.start)
         events = model.elapsed(past.times, history.start)
         mask = attention.per_head(past.mask(index))[:, :, :, None, None]
-        sums = []
+        normalise = model.settings()["normalise"]
+        readout = model.readout_weights()
         most = PIECE if times.device.type == "cpu" else LARGE
-        size = max(1, most // max(1, B * G * past.times[0].numel() * model.readout.numel()))
+        per_query = B * G * past.times[0].numel() * readout.numel()
+        size = max(1, most // max(1, per_query))
+        sums = []
         for first in range(0, Q, size):
             some = query[:, :, first : first + size].flatten(1)
             nu = self._scores(some, events, past.marks).unflatten(2, (G, -1))
-            weights = attention.normalised(nu, mask, model.settings()["normalise"])
-            sums.append(
-                torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, model.readout_weights())
-            )
+            weights = attention.normalised(nu, mask, normalise)
+            summed = torch.einsum("bkgqmn,bnk,km->bgqm", weights, past.values, readout)
+            sums.append(summed)
         z = torch.cat(sums, 2)
         since = times - history.start[:, None, None]
         log_rate = model.rate.log_rate(z, since, history.parts.curves)
-        return log_rate - model.time_scale.log().to(z)
+        log_unit = model.time_scale.log().to(z)
+        return log_rate - log_unit
 
     def intensity(self, history: DAPPHistory, times: Tensor) -> Tensor:
         """lambda per mark at any times."""
         seen = position_before(history, times)
-        return self.log_intensity(history, times[..., None], seen)[:, :, 0].exp()
+        log_rate = self.log_intensity(history, times[..., None], seen)
+        return log_rate[:, :, 0].exp()
 
     def knots(self, history: DAPPHistory) -> Tensor | None:
         """The model's own."""
@@ -161,16 +184,15 @@ class Tabled(PointProcess[DAPPHistory]):
             marks = marks[..., None]
         now = query[:, None, :, None, None]
         then = events.permute(0, 2, 1)[:, :, None, None]
-        pair = (
-            torch.arange(M, device=marks.device)[:, None] * M
-            + marks.permute(0, 2, 1)[:, :, None, None]
-        )
+        of_query = torch.arange(M, device=marks.device)[:, None]
+        of_event = marks.permute(0, 2, 1)[:, :, None, None]
+        pair = of_query * M + of_event
         head = torch.arange(K, device=marks.device)[:, None, None, None]
         lag = (now - then).clamp(min=0)
         total = now + then
-        return _read(self.lags, self.width, head, pair, lag) + _read(
-            self.sums, self.width, head, pair, total
-        )
+        f = _read(self.lags, self.width, head, pair, lag)
+        h = _read(self.sums, self.width, head, pair, total)
+        return f + h
 
 
 def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int) -> Tensor:
@@ -182,34 +204,41 @@ def _table(theta: Tensor, weight: Tensor, turn: Tensor, width: float, cells: int
     mode.
     """
     side = math.isqrt(cells) + 1
-    fine, coarse = (
-        torch.arange(side, dtype=torch.float64, device=theta.device) * step
-        for step in (width, side * width)
-    )
+    steps = torch.arange(side, dtype=torch.float64, device=theta.device)
+    fine = steps * width
+    coarse = steps * (side * width)
     curves = []
     for k in range(len(theta)):
-        angle = (coarse[:, None] * theta[k] + turn[k].T[:, None]).flatten(0, 1)  # (P side, D)
-        left = [weight[k] * angle.cos(), weight[k] * angle.sin()]
-        right = [(theta[k][:, None] * fine).cos(), (theta[k][:, None] * fine).sin()]  # (D, side)
         speed = theta[k][:, None]
-        value = left[0] @ right[0] - left[1] @ right[1]
-        derivative = -(left[1] @ (speed * right[0])) - left[0] @ (speed * right[1])
+        begin = coarse[:, None] * theta[k]
+        angle = (begin + turn[k].T[:, None]).flatten(0, 1)  # (P side, D)
+        cos_a = weight[k] * angle.cos()
+        sin_a = weight[k] * angle.sin()
+        within = speed * fine  # (D, side)
+        cos_b = within.cos()
+        sin_b = within.sin()
+        value = cos_a @ cos_b - sin_a @ sin_b
+        derivative = -(sin_a @ (speed * cos_b)) - cos_a @ (speed * sin_b)
         both = torch.stack([value, width * derivative])
-        curves.append(both.reshape(2, turn.shape[2], -1)[..., : cells + 1])
+        points = both.reshape(2, turn.shape[2], -1)
+        curves.append(points[..., : cells + 1])
     value, derivative = torch.stack(curves, 1)
     rise = value.diff(dim=-1)
+    constant = value[..., :-1]
     low = derivative[..., :-1]
     high = derivative[..., 1:]
     quadratic = 3 * rise - 2 * low - high
     cubic = low + high - 2 * rise
-    return torch.stack([value[..., :-1], low, quadratic, cubic], -1)
+    return torch.stack([constant, low, quadratic, cubic], -1)
 
 
 def _read(table: Tensor, width: float, head: Tensor, pair: Tensor, x: Tensor) -> Tensor:
+    _, pairs, cells, _ = table.shape
     place = x / width
-    cell = place.long().clamp(max=table.shape[2] - 1)
+    cell = place.long().clamp(max=cells - 1)
     u = (place - cell).to(table)
     shape = torch.broadcast_shapes(cell.shape, pair.shape, head.shape)
-    row = ((head * table.shape[1] + pair) * table.shape[2] + cell).expand(shape)
-    a = table.reshape(-1, 4)[row]
-    return a[..., 0] + u * (a[..., 1] + u * (a[..., 2] + u * a[..., 3]))
+    row = (head * pairs + pair) * cells + cell
+    coefficients = table.reshape(-1, 4)[row.expand(shape)]
+    constant, linear, quadratic, cubic = coefficients.unbind(-1)
+    return constant + u * (linear + u * (quadratic + u * cubic))

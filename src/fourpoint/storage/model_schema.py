@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Sequence as Ordered
 from dataclasses import fields
 from inspect import Parameter, signature
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Union, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -25,6 +25,10 @@ from fourpoint.models.calibration import Calibration
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import MOST_ROWS, EventFeatures, EventFeaturesSpec
 from fourpoint.ops.profiles import Profile
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 ENTRIES = {
     *("format", "fourpoint", "torch", "weights", "sha256"),
@@ -72,11 +76,14 @@ class SchemaError(UserError):
 def read_marks(info: dict[str, Any]) -> MarkSpace:
     """The mark space in ``info``: distinct names, and a box of finite bounds."""
     names = info.get("marks")
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise SchemaError("marks as a list of names", _shown(names), REMEDY)
+    if not _are_texts(names):
+        raise _refused("marks as a list of names", names)
     if len(set(names)) < len(names):
-        raise SchemaError("marks with different names", _shown(names), REMEDY)
-    return MarkSpace(tuple(names), _box(info["box"]) if "box" in info else None)
+        raise _refused("marks with different names", names)
+    box = None
+    if "box" in info:
+        box = _box(info["box"])
+    return MarkSpace(tuple(names), box)
 
 
 def check_settings(build: Callable[..., Any], settings: object) -> dict[str, Any]:
@@ -91,14 +98,16 @@ def check_settings(build: Callable[..., Any], settings: object) -> dict[str, Any
     fourpoint.storage.model_schema.SchemaError: expected the setting heads as int; received ...
     """
     if not isinstance(settings, dict):
-        raise SchemaError("settings as an object", _shown(settings), REMEDY)
+        raise _refused("settings as an object", settings)
     known = signature(build, eval_str=True).parameters
     for name, value in settings.items():
-        if name not in known or name == "marks" or known[name].kind == Parameter.VAR_KEYWORD:
-            raise SchemaError(f"settings among {', '.join(known)}", f"{_shown(name)}", REMEDY)
+        parameter = known.get(name)
+        unknown = parameter is None or parameter.kind == Parameter.VAR_KEYWORD
+        if unknown or name == "marks":
+            raise _refused(f"settings among {', '.join(known)}", name)
         kind = known[name].annotation
         if not _is(value, kind):
-            raise SchemaError(f"the setting {name} as {_named(kind)}", _shown(value), REMEDY)
+            raise _refused(f"the setting {name} as {_named(kind)}", value)
         _check_range(name, value)
     return settings
 
@@ -132,67 +141,88 @@ def read_calibration(found: object) -> Calibration:
     try:
         return Calibration.from_dict(found)
     except (TypeError, ValueError, KeyError) as error:
-        raise SchemaError("levels of a calibration", _shown(str(error)), REMEDY) from error
+        raise _refused("levels of a calibration", str(error)) from error
 
 
 def read_effects(found: object) -> tuple[EffectsSpec, list[RateRatio]]:
     """Effects of calendar and covariates, and rate ratios, as `model.json` holds them."""
-    if not isinstance(found, dict) or set(found) != {"spec", "rate_ratios"}:
-        raise SchemaError("effects with 'spec' and 'rate_ratios'", _shown(found), REMEDY)
-    spec = found["spec"]
-    kinds = {"calendar": str, "covariates": str, "mean": float, "scale": float, "holidays": int}
-    kinds["trend"] = float
+    parts = _object("effects with 'spec' and 'rate_ratios'", found, {"spec", "rate_ratios"})
+    spec = parts["spec"]
+    kinds = {
+        "calendar": str,
+        "covariates": str,
+        "mean": float,
+        "scale": float,
+        "holidays": int,
+        "trend": float,
+    }
     if isinstance(spec, dict):
         spec = {"trend": [], **spec}  # models that were saved before there were trends
-    if not isinstance(spec, dict) or set(spec) != {*kinds, "zone", "seconds", "origin"}:
-        raise SchemaError("known entries of the effects", _shown(spec), REMEDY)
-    for name, kind in kinds.items():
-        values = spec[name]
-        if not isinstance(values, list) or len(values) > LARGEST:
-            raise SchemaError(f"{name} of the effects as a list", _shown(values), REMEDY)
-        _check_numbers(name, values, kind)
-    if not (spec["zone"] is None or isinstance(spec["zone"], str)):
-        raise SchemaError("a time zone of the effects", _shown(spec["zone"]), REMEDY)
+    spec = _object("known entries of the effects", spec, {*kinds, "zone", "seconds", "origin"})
+    _check_lists("the effects", spec, kinds)
+    zone = spec["zone"]
+    if zone is not None and not isinstance(zone, str):
+        raise _refused("a time zone of the effects", zone)
     _check_numbers("seconds", [spec["seconds"]], float)
     if spec["origin"] is not None:
         _check_numbers("origin", [spec["origin"]], float)
-    if any(not scale > 0 for scale in spec["scale"]):
-        raise SchemaError("scales of covariates above 0", _shown(spec["scale"]), REMEDY)
-    return EffectsSpec.from_dict(spec), _read_ratios(found["rate_ratios"])
+    _check_scales("covariates", spec["scale"])
+    ratios = _read_ratios(parts["rate_ratios"])
+    return EffectsSpec.from_dict(spec), ratios
 
 
 def read_event_features(found: object) -> tuple[EventFeaturesSpec, list[RateRatio]]:
     """Event features and their ratios, as `model.json` holds them."""
-    if not isinstance(found, dict) or set(found) != {"spec", "ratios"}:
-        raise SchemaError("event features with 'spec' and 'ratios'", _shown(found), REMEDY)
-    spec = found["spec"]
-    kinds = {"names": str, "mean": float, "scale": float, "rows": int}
-    if not isinstance(spec, dict) or set(spec) != set(kinds):
-        raise SchemaError("known entries of the event features", _shown(spec), REMEDY)
-    for name, kind in kinds.items():
-        values = spec[name]
-        if not isinstance(values, list) or len(values) > LARGEST:
-            raise SchemaError(f"{name} of the event features as a list", _shown(values), REMEDY)
-        _check_numbers(name, values, kind)
+    parts = _object("event features with 'spec' and 'ratios'", found, {"spec", "ratios"})
+    kinds = {
+        "names": str,
+        "mean": float,
+        "scale": float,
+        "rows": int,
+    }
+    spec = _object("known entries of the event features", parts["spec"], set(kinds))
+    _check_lists("the event features", spec, kinds)
     sizes = [len(spec[name]) for name in ("names", "mean", "scale")]
     if min(sizes) < 1 or min(sizes) != max(sizes):
-        raise SchemaError("a mean and a scale of every event feature", f"{sizes}", REMEDY)
-    if any(not scale > 0 for scale in spec["scale"]):
-        raise SchemaError("scales of event features above 0", _shown(spec["scale"]), REMEDY)
+        raise _refused("a mean and a scale of every event feature", sizes)
+    _check_scales("event features", spec["scale"])
     rows = spec["rows"]
     if any(not 0 <= size <= MOST_ROWS for size in rows) or not sum(rows):
         expected = f"rows of event features from 0 to {MOST_ROWS} for each mark, and one at least"
-        raise SchemaError(expected, _shown(rows), REMEDY)
-    return EventFeaturesSpec.from_dict(spec), _read_ratios(found["ratios"])
+        raise _refused(expected, rows)
+    ratios = _read_ratios(parts["ratios"])
+    return EventFeaturesSpec.from_dict(spec), ratios
+
+
+def _object(expected: str, found: object, entries: set[str]) -> dict[str, Any]:
+    """``found``, if it is an object with just these entries."""
+    if not isinstance(found, dict) or set(found) != entries:
+        raise _refused(expected, found)
+    return found
+
+
+def _check_lists(owner: str, spec: dict[str, Any], kinds: dict[str, type]) -> None:
+    """Refuse entries of ``spec`` that are not lists of values of their ``kinds``."""
+    for name, kind in kinds.items():
+        values = spec[name]
+        if not isinstance(values, list) or len(values) > LARGEST:
+            raise _refused(f"{name} of {owner} as a list", values)
+        _check_numbers(name, values, kind)
+
+
+def _check_scales(what: str, scales: list[float]) -> None:
+    if any(not scale > 0 for scale in scales):
+        raise _refused(f"scales of {what} above 0", scales)
 
 
 def _read_ratios(ratios: object) -> list[RateRatio]:
     names = ("name", "mark", "ratio", "low", "high")
-    if not isinstance(ratios, list) or any(
-        not isinstance(one, list) or len(one) != len(names) for one in ratios
-    ):
-        raise SchemaError("rate ratios as a list of lists", _shown(ratios), REMEDY)
+    expected = "rate ratios as a list of lists"
+    if not isinstance(ratios, list):
+        raise _refused(expected, ratios)
     for one in ratios:
+        if not isinstance(one, list) or len(one) != len(names):
+            raise _refused(expected, ratios)
         _check_numbers("rate_ratios", one[:2], str)
         _check_numbers("rate_ratios", one[2:], float)
     return [RateRatio(*one) for one in ratios]
@@ -200,9 +230,12 @@ def _read_ratios(ratios: object) -> list[RateRatio]:
 
 def _check_numbers(name: str, values: list[Any], kind: type) -> None:
     for value in values:
-        right = type(value) is kind or (kind is float and type(value) is int)
-        if not right or (kind is not str and not math.isfinite(value)):
-            raise SchemaError(f"{name} of type {kind.__name__}", _shown(value), REMEDY)
+        whole = type(value) is int
+        right = type(value) is kind or (kind is float and whole)
+        if right and kind is not str:
+            right = math.isfinite(value)
+        if not right:
+            raise _refused(f"{name} of type {kind.__name__}", value)
 
 
 def check_tensors(model: PointProcess, tensors: dict[str, Tensor]) -> None:
@@ -215,13 +248,17 @@ def check_tensors(model: PointProcess, tensors: dict[str, Tensor]) -> None:
     missing = sorted(set(expected) - set(tensors))
     unknown = sorted(set(tensors) - set(expected))
     if missing or unknown:
-        received = f"none of {missing[:3]}" if missing else f"unknown ones: {unknown[:3]}"
+        received = f"unknown ones: {unknown[:3]}"
+        if missing:
+            received = f"none of {missing[:3]}"
         raise SchemaError("settings and weights that belong together", received, REMEDY)
     floating = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     double = all(tensor.dtype == torch.float64 for tensor in floating)
     for name, new in expected.items():
         found = tensors[name]
-        dtype = torch.float64 if double and new.is_floating_point() else new.dtype
+        dtype = new.dtype
+        if double and new.is_floating_point():
+            dtype = torch.float64
         if found.shape != new.shape or found.dtype != dtype:
             raise SchemaError(
                 f"settings and weights that belong together, {name} with the shape "
@@ -237,21 +274,16 @@ def read_errors(found: object, estimates: dict[str, Any]) -> dict[str, Any]:
     import numpy as np
 
     if not isinstance(found, dict) or not set(found) <= set(estimates):
-        expected = f"standard errors of {', '.join(estimates)}"
-        raise SchemaError(expected, _shown(found), REMEDY)
+        raise _refused(f"standard errors of {', '.join(estimates)}", found)
     errors = {}
     for name, rows in found.items():
-        try:
-            errors[name] = np.array(rows, dtype=np.float64)
-        except (TypeError, ValueError) as error:
-            raise SchemaError(
-                f"standard errors of {name} as numbers", _shown(rows), REMEDY
-            ) from error
-        value = errors[name]
+        described = f"standard errors of {name}"
+        value = _numbers(described, rows)
+        shape = estimates[name].shape
         possible = not np.isinf(value).any() and not (value < 0).any()
-        if value.shape != estimates[name].shape or not possible:
-            expected = f"standard errors of {name}, not negative, with {estimates[name].shape}"
-            raise SchemaError(expected, _shown(rows), REMEDY)
+        if value.shape != shape or not possible:
+            raise _refused(f"{described}, not negative, with {shape}", rows)
+        errors[name] = value
     return errors
 
 
@@ -259,79 +291,102 @@ def read_profiles(found: object, estimates: dict[str, Any]) -> dict[str, Profile
     """Shapes of profile log-likelihoods as `model.json` holds them, null for NaN, in the shapes of
     ``estimates``; there may be none, in models of earlier versions.
     """
-    import numpy as np
-
     if not isinstance(found, dict) or (found and set(found) != set(estimates)):
-        expected = f"profile log-likelihoods of {', '.join(estimates)}"
-        raise SchemaError(expected, _shown(found), REMEDY)
-    names = {one.name for one in fields(Profile)}
+        raise _refused(f"profile log-likelihoods of {', '.join(estimates)}", found)
     profiles = {}
     for name, parts in found.items():
-        if not isinstance(parts, dict) or set(parts) != names:
-            expected = f"a profile log-likelihood of {name} with {', '.join(sorted(names))}"
-            raise SchemaError(expected, _shown(parts), REMEDY)
-        if type(parts["logarithmic"]) is not bool:
-            expected = f"true or false for the scale of {name}"
-            raise SchemaError(expected, _shown(parts["logarithmic"]), REMEDY)
-        tables = {}
-        for part in sorted(names - {"logarithmic"}):
-            try:
-                tables[part] = np.array(parts[part], dtype=np.float64)
-            except (TypeError, ValueError) as error:
-                expected = f"the {part} of the profile of {name} as numbers"
-                raise SchemaError(expected, _shown(parts[part]), REMEDY) from error
-            shape = estimates[name].shape
-            if tables[part].shape != shape or np.isinf(tables[part]).any():
-                expected = f"the {part} of the profile of {name}, finite, with {shape}"
-                raise SchemaError(expected, _shown(parts[part]), REMEDY)
-        if (tables["estimate"] < 0).any() or (tables["curvature"] < 0).any():
-            expected = f"estimate and curvature of the profile of {name} of 0 or more"
-            raise SchemaError(expected, _shown(parts), REMEDY)
-        profiles[name] = Profile(**tables, logarithmic=parts["logarithmic"])
+        shape = estimates[name].shape
+        profiles[name] = _profile(name, parts, shape)
     return profiles
 
 
+def _profile(name: str, parts: object, shape: tuple[int, ...]) -> Profile:
+    import numpy as np
+
+    names = {one.name for one in fields(Profile)}
+    expected = f"a profile log-likelihood of {name} with {', '.join(sorted(names))}"
+    found = _object(expected, parts, names)
+    logarithmic = found["logarithmic"]
+    if type(logarithmic) is not bool:
+        raise _refused(f"true or false for the scale of {name}", logarithmic)
+    tables = {}
+    for part in sorted(names - {"logarithmic"}):
+        described = f"the {part} of the profile of {name}"
+        table = _numbers(described, found[part])
+        if table.shape != shape or np.isinf(table).any():
+            raise _refused(f"{described}, finite, with {shape}", found[part])
+        tables[part] = table
+    if (tables["estimate"] < 0).any() or (tables["curvature"] < 0).any():
+        raise _refused(f"estimate and curvature of the profile of {name} of 0 or more", parts)
+    return Profile(**tables, logarithmic=logarithmic)
+
+
+def _numbers(described: str, rows: object) -> NDArray[np.float64]:
+    """A table of numbers, with NaN for null."""
+    import numpy as np
+
+    try:
+        return np.array(rows, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise _refused(f"{described} as numbers", rows) from error
+
+
 def _box(found: object) -> Box:
-    parts: list[Any] = []
-    if isinstance(found, dict):
-        parts = [found.get(part) for part in ("names", "low", "high")]
-    if len(parts) != 3 or not all(isinstance(part, list) for part in parts):
-        raise SchemaError("a box of names, low and high", _shown(found), REMEDY)
-    names, low, high = parts
-    if not all(isinstance(name, str) for name in names):
-        raise SchemaError("axes of a box with names", _shown(names), REMEDY)
+    expected = "a box of names, low and high"
+    if not isinstance(found, dict):
+        raise _refused(expected, found)
+    names = found.get("names")
+    low = found.get("low")
+    high = found.get("high")
+    if not (isinstance(names, list) and isinstance(low, list) and isinstance(high, list)):
+        raise _refused(expected, found)
+    if not _are_texts(names):
+        raise _refused("axes of a box with names", names)
     if not all(_is(bound, float) for bound in (*low, *high)):
-        raise SchemaError("bounds of a box as finite numbers", _shown((low, high)), REMEDY)
+        raise _refused("bounds of a box as finite numbers", (low, high))
     return Box(tuple(names), tuple(low), tuple(high))
+
+
+def _are_texts(found: object) -> TypeGuard[list[str]]:
+    """Whether ``found`` is a list of text alone."""
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
 def _is(value: object, kind: object) -> bool:
     """Whether ``value``, read from JSON, is of the type ``kind``; numbers are finite."""
     origin = get_origin(kind)
+    parts = get_args(kind)
+    found = type(value)
     if kind is Any or kind is Parameter.empty:
         return _is(value, float | bool | str | None | Ordered[Any])
     if origin in (Union, types.UnionType):
-        return any(_is(value, one) for one in get_args(kind))
+        return any(_is(value, part) for part in parts)
     if origin is Literal:
-        return any(value == one and type(value) is type(one) for one in get_args(kind))
+        return any(value == part and found is type(part) for part in parts)
     if isinstance(origin, type) and issubclass(origin, Ordered):
-        inner = [one for one in get_args(kind) if one is not Ellipsis]
-        return isinstance(value, list) and all(_is(one, inner[0]) for one in value)
+        inner = next(part for part in parts if part is not Ellipsis)
+        return isinstance(value, list) and all(_is(one, inner) for one in value)
     if kind is None or kind is type(None):
         return value is None
-    if kind is float:
-        return type(value) is int or (type(value) is float and math.isfinite(value))
-    return type(value) is kind
+    if kind is not float:
+        return found is kind
+    if isinstance(value, float):
+        return found is float and math.isfinite(value)
+    return found is int
 
 
 def _named(kind: object) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")
+    if isinstance(kind, type):
+        return kind.__name__
+    return str(kind).replace("typing.", "")
 
 
 def _check_range(name: str, value: object) -> None:
     """Refuse numbers that no model has: negative sizes, and such as would fill the memory."""
-    if name in SHARES and not (isinstance(value, int | float) and 0 <= value < 1):
-        raise SchemaError(f"the setting {name} from 0 to below 1", _shown(value), REMEDY)
+    if name in SHARES:
+        share = isinstance(value, int | float) and 0 <= value < 1
+        if not share:
+            raise _refused(f"the setting {name} from 0 to below 1", value)
     if _is_continuous(name):
         return
     sizes = value if isinstance(value, list) else [value]
@@ -342,7 +397,7 @@ def _check_range(name: str, value: object) -> None:
     high = LIMITS.get(name, LARGEST)
     for size in sizes:
         if type(size) is int and not low <= size <= high:
-            raise SchemaError(f"the setting {name} from {low} to {high:,}", _shown(value), REMEDY)
+            raise _refused(f"the setting {name} from {low} to {high:,}", value)
 
 
 def _is_continuous(name: str) -> bool:
@@ -350,40 +405,58 @@ def _is_continuous(name: str) -> bool:
     return name in (*CONTINUOUS, *SHARES)
 
 
-def _check_tables(marks: MarkSpace, settings: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+def _check_tables(
+    marks: MarkSpace,
+    settings: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> None:
     """Sizes of tables that are not made by torch, and so not counted while a model is built."""
     branching = tensors.get("log_branching")
     if branching is not None:
+        received = branching.numel()
         size = settings.get("exponentials", 1) * marks.count**2
-        if branching.numel() != size:
+        if received != size:
             expected = f"branching ratios of {marks} ({size:,})"
-            raise SchemaError(expected, f"{branching.numel():,}", REMEDY)
+            raise SchemaError(expected, f"{received:,}", REMEDY)
     numbers = tensors.get("numbers")
     highest = settings.get("frequencies")
-    if numbers is not None and highest is not None and marks.box is not None:
-        tried = (2 * highest + 1) ** marks.box.dimension
-        if tried > 16 * len(numbers) + 64:
-            raise SchemaError(f"frequencies={highest} with its lattice", f"{len(numbers)}", REMEDY)
+    if numbers is None or highest is None or marks.box is None:
+        return
+    chosen = len(numbers)
+    tried = (2 * highest + 1) ** marks.box.dimension
+    if tried > 16 * chosen + 64:
+        raise SchemaError(f"frequencies={highest} with its lattice", f"{chosen}", REMEDY)
 
 
 def _check_values(name: str, found: Tensor, new: Tensor) -> None:
     if not found.is_floating_point():
         return
-    if not found.isfinite().all() and (found.isnan().any() or new.isfinite().all()):
-        bad = found[~found.isfinite()].flatten()[0].item()
+    finite = found.isfinite()
+    if not finite.all() and (found.isnan().any() or new.isfinite().all()):
+        bad = found[~finite].flatten()[0].item()
         raise SchemaError(
-            f"finite weights, for {name} too", f"{bad}", "Fit the model again, or copy it again."
+            f"finite weights, for {name} too",
+            f"{bad}",
+            "Fit the model again, or copy it again.",
         )
-    if name.rpartition(".")[2] in POSITIVE and not (found > 0).all():
+    kind = name.rpartition(".")[2]
+    if kind in POSITIVE and not (found > 0).all():
         raise SchemaError(f"{name} above 0", f"{found.min().item():g}", REMEDY)
-    if name.rpartition(".")[2] == "tick" and not (found >= 0).all():
+    if kind == "tick" and not (found >= 0).all():
         raise SchemaError(f"{name} of 0 or more", f"{found.min().item():g}", REMEDY)
+
+
+def _refused(expected: str, value: object) -> SchemaError:
+    """The error that says that ``value`` was found in place of what was expected."""
+    return SchemaError(expected, _shown(value), REMEDY)
 
 
 def _shown(value: object) -> str:
     """The beginning of a value, as Python writes it."""
     text = repr(value)
-    return text if len(text) <= 100 else text[:97] + "..."
+    if len(text) <= 100:
+        return text
+    return text[:97] + "..."
 
 
 class _Bounded(TorchDispatchMode):
@@ -391,7 +464,8 @@ class _Bounded(TorchDispatchMode):
 
     def __init__(self, limit: int) -> None:
         super().__init__()
-        self.limit, self.made = limit, 0
+        self.limit = limit
+        self.made = 0
 
     def __torch_dispatch__(
         self,
@@ -400,18 +474,21 @@ class _Bounded(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        given = [*args, *(kwargs or {}).values()]
+        kwargs = kwargs or {}
+        given = [*args, *kwargs.values()]
         asked = max([_elements(one) for one in given], default=0)
         if not any(isinstance(one, Tensor) for one in given):
             counts = [abs(one) for one in given if type(one) is int]  # of `arange`, say
             asked = max([asked, *counts])
             self.made += asked
-        if max(asked, self.made) > self.limit:
-            expected = (
-                f"settings of a model with at most {self.limit:,} numbers, as its weights are"
+        most = max(asked, self.made)
+        if most > self.limit:
+            raise SchemaError(
+                f"settings of a model with at most {self.limit:,} numbers, as its weights are",
+                f"such as ask for {most:,}",
+                REMEDY,
             )
-            raise SchemaError(expected, f"such as ask for {max(asked, self.made):,}", REMEDY)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _elements(given: object) -> int:

@@ -40,15 +40,21 @@ class TrainedOn:
     @classmethod
     def of(cls, train: Dataset, dev: Dataset) -> TrainedOn:
         """The fingerprints of both parts."""
-        few = [s for s in train if len(s)] if len(train) <= MOST_CUT else []
-        beginnings = tuple((len(s), s.stop) for s in few)
-        seen = _hashes(train, np.ones(len(train), dtype=bool))
-        return cls(np.unique(seen), np.unique(sequence_hashes(dev)), beginnings)
+        beginnings = []
+        if len(train) <= MOST_CUT:
+            beginnings = [(len(s), s.stop) for s in train if len(s)]
+        every = np.ones(len(train), dtype=bool)
+        seen = np.unique(_hashes(train, every))
+        of_dev = np.unique(sequence_hashes(dev))
+        return cls(seen, of_dev, tuple(beginnings))
 
     def to_dict(self) -> dict[str, Any]:
         """For `model.json`: hashes of 8 bytes, little-endian, in base64."""
-        beginnings = [list(pair) for pair in self.beginnings]
-        return {"train": _text(self.train), "dev": _text(self.dev), "beginnings": beginnings}
+        return {
+            "train": _text(self.train),
+            "dev": _text(self.dev),
+            "beginnings": [list(pair) for pair in self.beginnings],
+        }
 
     @classmethod
     def from_dict(cls, found: object) -> TrainedOn | None:
@@ -56,10 +62,12 @@ class TrainedOn:
         if not isinstance(found, dict):
             return None
         try:
+            train = _numbers(found["train"])
+            dev = _numbers(found["dev"])
             beginnings = tuple((int(count), float(stop)) for count, stop in found["beginnings"])
-            return cls(_numbers(found["train"]), _numbers(found["dev"]), beginnings)
         except (TypeError, KeyError, ValueError, binascii.Error):
             return None
+        return cls(train, dev, beginnings)
 
 
 @dataclass(frozen=True)
@@ -99,9 +107,12 @@ def overlap(model: PointProcess, data: Dataset) -> Overlap | None:
     seen = np.maximum(0, _seen(known, data) - history)
     if not seen.any():
         return None
-    sequences = int((seen > 0).sum())
-    events = int(seen.sum())
-    return Overlap(sequences, events, len(data), data.scored_events)
+    return Overlap(
+        sequences=int(np.count_nonzero(seen)),
+        events=int(seen.sum()),
+        of_sequences=len(data),
+        of_events=data.scored_events,
+    )
 
 
 def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
@@ -119,13 +130,19 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
     whole[empty] = np.isin(_hashes(data, empty), known.train)
     if not seen.any() or (whole | empty).all():
         return None
-    if not (seen[~whole] > data.lengths[~whole] - data.scored_lengths[~whole]).any():
-        return data.select(np.flatnonzero(~whole)) if whole.any() else None
+    rows = np.flatnonzero(~whole)
+    history = data.lengths - data.scored_lengths
+    cut = seen[rows] > history[rows]
+    if not cut.any():
+        return data.select(rows) if whole.any() else None
     stops = dict(known.beginnings)
     kept = []
-    for i in np.flatnonzero(~whole):
-        sequence = data[int(i)]
-        kept.append(sequence.scored_after(stops[int(seen[i])] if seen[i] else sequence.start))
+    for i in rows.tolist():
+        sequence = data[i]
+        begin = sequence.start
+        if seen[i]:
+            begin = stops[int(seen[i])]
+        kept.append(sequence.scored_after(begin))
     rest = Dataset.from_sequences(kept, unit=data.unit, name=data.name)
     return replace(rest, log=data.log, feature_names=data.feature_names)
 
@@ -133,18 +150,24 @@ def held_out(model: PointProcess, data: Dataset) -> Dataset | None:
 def chose_weights(model: PointProcess, data: Dataset) -> bool:
     """Whether any sequence of ``data`` was among those by which `fit` chose when to stop."""
     known = model.trained_on
-    return known is not None and bool(np.isin(sequence_hashes(data), known.dev).any())
+    if known is None:
+        return False
+    chosen = np.isin(sequence_hashes(data), known.dev)
+    return bool(chosen.any())
 
 
 def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
     """Events of each sequence that were in the training data."""
+    lengths = data.lengths
     seen = np.zeros(len(data), dtype=np.int64)
-    full = np.flatnonzero(data.lengths > 0)
+    full = np.flatnonzero(lengths > 0)
     same = np.isin(sequence_hashes(data), known.train)
-    seen[full[same]] = data.lengths[full[same]]
+    whole = full[same]
+    seen[whole] = lengths[whole]
     for count, stop in known.beginnings:
-        for i in np.flatnonzero((data.lengths > count) & (seen < count) & (data.stops >= stop)):
-            if np.isin(_hash(data[int(i)], count), known.train):
+        longer = (lengths > count) & (seen < count) & (data.stops >= stop)
+        for i in np.flatnonzero(longer).tolist():
+            if np.isin(_hash(data[i], count), known.train):
                 seen[i] = count
     return seen
 
@@ -155,23 +178,32 @@ def sequence_hashes(data: Dataset) -> Hashes:
 
 
 def _hashes(data: Dataset, which: NDArray[np.bool_]) -> Hashes:
-    found = (data[int(i)] for i in np.flatnonzero(which))
-    return np.array([_hash(sequence, len(sequence)) for sequence in found], dtype=np.uint64)
+    found = []
+    for i in np.flatnonzero(which).tolist():
+        sequence = data[i]
+        found.append(_hash(sequence, len(sequence)))
+    return np.array(found, dtype=np.uint64)
 
 
 def _hash(sequence: Sequence, count: int) -> np.uint64:
     """Of the id and the first ``count`` events."""
     digest = hashlib.blake2b(sequence.id.encode("utf-8", "surrogatepass"), digest_size=8)
-    digest.update(np.ascontiguousarray(sequence.times[:count], dtype="<f8").tobytes())
-    digest.update(np.ascontiguousarray(sequence.marks[:count], dtype="<i8").tobytes())
+    digest.update(_bytes(sequence.times[:count], "<f8"))
+    digest.update(_bytes(sequence.marks[:count], "<i8"))
     if sequence.places is not None:
-        digest.update(np.ascontiguousarray(sequence.places[:count], dtype="<f8").tobytes())
+        digest.update(_bytes(sequence.places[:count], "<f8"))
     return np.frombuffer(digest.digest(), dtype="<u8")[0]
 
 
+def _bytes(values: NDArray[Any], dtype: str) -> bytes:
+    return np.ascontiguousarray(values, dtype=dtype).tobytes()
+
+
 def _text(hashes: Hashes) -> str:
-    return base64.b64encode(hashes.astype("<u8").tobytes()).decode("ascii")
+    content = _bytes(hashes, "<u8")
+    return base64.b64encode(content).decode("ascii")
 
 
 def _numbers(text: str) -> Hashes:
-    return np.frombuffer(base64.b64decode(text, validate=True), dtype="<u8").astype(np.uint64)
+    content = base64.b64decode(text, validate=True)
+    return np.frombuffer(content, dtype="<u8").astype(np.uint64)

@@ -66,7 +66,8 @@ class Part:
     def place(self, event: int) -> str:
         """Where flat event number ``event`` stands, in words."""
         i = int(np.searchsorted(self.offsets, event, side="right")) - 1
-        return f"event {event - int(self.offsets[i])} of sequence {i}"
+        number = event - int(self.offsets[i])
+        return f"event {number} of sequence {i}"
 
 
 def pack(data: Dataset) -> str:
@@ -76,7 +77,8 @@ def pack(data: Dataset) -> str:
     >>> pack(Dataset.from_sequences([Sequence([1.0], start=0, stop=2, id="a")]))[:44]
     '{"ids":["a"],"starts":0.0,"stops":2.0,"split'
     """
-    return json.dumps(describe(data) | {"marks": data.marks.names}, separators=(",", ":"))
+    known = describe(data) | {"marks": data.marks.names}
+    return json.dumps(known, separators=(",", ":"))
 
 
 def parts_of(data: Dataset) -> dict[str, Dataset]:
@@ -85,7 +87,9 @@ def parts_of(data: Dataset) -> dict[str, Dataset]:
     """
     if not len(data):
         raise EventDataError(
-            "at least one sequence to write", "a data set without any", "Check how it was made."
+            "at least one sequence to write",
+            "a data set without any",
+            "Check how it was made.",
         )
     if data.splits is None:
         return {"": data}
@@ -100,40 +104,40 @@ def assemble(parts: list[Part], name: str) -> Dataset:
     """
     _check_times(parts)
     known = [_unpacked(part) for part in parts]
-    if not sum(len(part) for part in parts) or (
-        not sum(len(p.times) for p in parts) and None in known
-    ):
-        if not sum(len(part) for part in parts):
-            received = "no sequences"
-        else:
-            received = "only empty sequences, without windows"
-        raise parts[0].error(
-            "at least one event", received, "Check the program that wrote the file."
-        )
+    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
+    lost = ""
+    if not len(lengths):
+        lost = "no sequences"
+    elif not lengths.any() and None in known:
+        lost = "only empty sequences, without windows"
+    if lost:
+        raise parts[0].error("at least one event", lost, "Check the program that wrote the file.")
     marks, space = _marks(parts, known)
     windows = [_windows(part, annex) for part, annex in zip(parts, known, strict=True)]
-    lengths = np.concatenate([np.diff(part.offsets) for part in parts])
     annexes = [annex for annex in known if annex is not None]
+    unit = ""
+    if annexes:
+        unit = annexes[0].unit
+        name = annexes[0].name or name
     try:
         return Dataset(
-            np.concatenate([part.times for part in parts]),
-            marks,
-            offsets_of(lengths),
-            np.concatenate([start for start, _ in windows]),
-            np.concatenate([stop for _, stop in windows]),
-            space,
+            times=np.concatenate([part.times for part in parts]),
+            mark_ids=marks,
+            offsets=offsets_of(lengths),
+            starts=np.concatenate([start for start, _ in windows]),
+            stops=np.concatenate([stop for _, stop in windows]),
+            marks=space,
             ids=_ids(parts, known),
             splits=_splits(parts, known),
             inferred=len(annexes) < len(parts) or any(annex.inferred for annex in annexes),
-            unit=annexes[0].unit if annexes else "",
-            name=(annexes[0].name if annexes else "") or name,
+            unit=unit,
+            name=name,
         )
     except EventDataError as error:
         files = ", ".join(dict.fromkeys(str(part.source) for part in parts))
+        remedy = error.remedy
         if "non-decreasing" in error.expected:
             remedy = "Put the events of each sequence in order of time."
-        else:
-            remedy = error.remedy
         raise EventDataError(error.expected, f"{files}: {error.received}", remedy) from None
 
 
@@ -155,13 +159,18 @@ def whole_numbers(part: Part, values: NDArray[Any], what: str) -> NDArray[np.int
             f"values of type {values.dtype}",
             "Number the types from 0.",
         )
+    largest = 2.0**62
     with np.errstate(invalid="ignore"):
-        bad = np.flatnonzero(
-            ~((values >= -(2.0**62)) & (values <= 2.0**62) & (values == np.floor(values)))
-        )
+        inside = (values >= -largest) & (values <= largest)
+        whole = inside & (values == np.floor(values))
+    bad = np.flatnonzero(~whole)
     if len(bad):
-        received = f"{values[bad[0]]} at {part.place(int(bad[0]))}"
-        raise part.error(f"whole numbers for {what}", received, "Number the types from 0.")
+        i = int(bad[0])
+        raise part.error(
+            f"whole numbers for {what}",
+            f"{values[i]} at {part.place(i)}",
+            "Number the types from 0.",
+        )
     return values.astype(np.int64)
 
 
@@ -175,7 +184,8 @@ def _check_times(parts: list[Part]) -> None:
             )
         bad = np.flatnonzero(~np.isfinite(part.times))
         if len(bad):
-            received = f"{part.times[bad[0]]} at {part.place(int(bad[0]))}"
+            i = int(bad[0])
+            received = f"{part.times[i]} at {part.place(i)}"
             raise part.error("finite times", received, "Remove or correct the event.")
 
 
@@ -210,25 +220,28 @@ def _unpacked(part: Part) -> Known | None:
 
 def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int64], MarkSpace]:
     """Marks from 0, and the space: the annex's names, else numbers; one type alone is no mark."""
-    named = [annex.marks for annex in known if annex is not None]
-    if len(set(named)) > 1 or 0 < len(named) < len(parts):
+    named = {annex.marks for annex in known if annex is not None}
+    if len(named) > 1 or (named and None in known):
         raise parts[0].error(
             "one list of mark names in all files",
-            f"{len(set(named))} lists in {len(parts)} files",
+            f"{len(named)} lists in {len(parts)} files",
             "Write them again.",
         )
+    names = next(iter(named), None)
     stated = {part.types for part in parts if part.types is not None}
     if len(stated) > 1:
         raise parts[0].error(
-            "one number of types in all files", f"{sorted(stated)}", "Correct dim_process."
+            "one number of types in all files",
+            f"{sorted(stated)}",
+            "Correct dim_process.",
         )
     first = parts[0].first
-    highest = max(int(part.marks.max(initial=first)) for part in parts)
-    if named:
-        types = len(named[0]) or 1
+    if names is not None:
+        types = len(names) or 1
     elif stated:
         types = stated.pop()
     else:
+        highest = max(int(part.marks.max(initial=first)) for part in parts)
         types = highest - first + 1
     if not 1 <= types <= MOST_TYPES:
         raise parts[0].error(
@@ -236,21 +249,22 @@ def _marks(parts: list[Part], known: list[Known | None]) -> tuple[NDArray[np.int
             f"{types:,}",
             "Number the types from 0 or 1, without holes.",
         )
+    end = first + types
     for part in parts:
-        bad = np.flatnonzero((part.marks < first) | (part.marks >= first + types))
+        bad = np.flatnonzero((part.marks < first) | (part.marks >= end))
         if len(bad):
-            received = f"{part.marks[bad[0]]} at {part.place(int(bad[0]))}"
+            i = int(bad[0])
             raise part.error(
-                f"marks from {first} to {first + types - 1}",
-                received,
+                f"marks from {first} to {end - 1}",
+                f"{part.marks[i]} at {part.place(i)}",
                 "Correct the mark, or state more types.",
             )
     marks = np.concatenate([part.marks for part in parts]) - first
-    if named:
-        return marks, MarkSpace.of(named[0] or None)
+    if names is not None:
+        return marks, MarkSpace.of(names or None)
     if types == 1:
         return marks, MarkSpace()
-    return marks, MarkSpace.categorical([str(first + i) for i in range(types)])
+    return marks, MarkSpace.categorical([str(number) for number in range(first, end)])
 
 
 def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -260,31 +274,38 @@ def _windows(part: Part, annex: Known | None) -> tuple[NDArray[np.float64], NDAr
     if annex is not None:
         return annex.starts, annex.stops
     full = np.diff(part.offsets) > 0
+    heads = part.offsets[:-1][full]
+    tails = part.offsets[1:][full] - 1
     starts = np.zeros(len(part))
     stops = np.ones(len(part))
-    starts[full] = np.minimum(0.0, part.times[part.offsets[:-1][full]])
-    stops[full] = part.times[part.offsets[1:][full] - 1]
-    return starts, np.where(stops > starts, stops, starts + 1.0)
+    starts[full] = np.minimum(0.0, part.times[heads])
+    stops[full] = part.times[tails]
+    stops = np.where(stops > starts, stops, starts + 1.0)
+    return starts, stops
 
 
 def _ids(parts: list[Part], known: list[Known | None]) -> tuple[str, ...]:
     """The annex's ids, else the file's, with the split before them where two files use the same;
     else running numbers.
     """
-    given = [
-        annex.ids if annex is not None else part.ids
-        for part, annex in zip(parts, known, strict=True)
-    ]
-    if all(ids is not None for ids in given):
-        ids = [id for one in given for id in one or ()]
-        if len(set(ids)) == len(ids):
-            return tuple(ids)
-        ids = [
-            f"{part.split}-{id}" for part, one in zip(parts, given, strict=True) for id in one or ()
-        ]
-        if len(set(ids)) == len(ids):
-            return tuple(ids)
-    return tuple(str(i) for i in range(sum(len(part) for part in parts)))
+    ids: list[str] = []
+    with_split: list[str] = []
+    for part, annex in zip(parts, known, strict=True):
+        given = part.ids if annex is None else annex.ids
+        if given is None:
+            return _numbers(parts)
+        ids += given
+        with_split += [f"{part.split}-{id}" for id in given]
+    for found in (ids, with_split):
+        if len(set(found)) == len(found):
+            return tuple(found)
+    return _numbers(parts)
+
+
+def _numbers(parts: list[Part]) -> tuple[str, ...]:
+    """Running numbers of all sequences, as ids."""
+    count = sum(len(part) for part in parts)
+    return tuple(str(i) for i in range(count))
 
 
 def _splits(parts: list[Part], known: list[Known | None]) -> NDArray[np.str_] | None:

@@ -36,10 +36,12 @@ WHAT = "Du et al.'s time and event files"
 
 def matches(sample: Sample) -> bool:
     """Whether a file, folder or pattern looks like Du et al.'s text files."""
-    if sample.names is not None:
-        return any(name.startswith("time") and name.endswith(".txt") for name in sample.names)
+    names = sample.names
+    if names is not None:
+        return any(name.startswith("time") and name.endswith(".txt") for name in names)
     name = sample.path.name
-    return sample.is_text and name.startswith(("time", "event")) and name.endswith(".txt")
+    is_pair = name.startswith(("time", "event")) and name.endswith(".txt")
+    return sample.is_text and is_pair
 
 
 def read(path: str | Path) -> Dataset:
@@ -55,7 +57,8 @@ def read(path: str | Path) -> Dataset:
     """
     source = Path(path)
     parts = [_read_pair(times) for times in _time_files(source)]
-    first = 1 if all(part.marks.min(initial=1) >= 1 for part in parts) else 0
+    from_one = all(part.marks.min(initial=1) >= 1 for part in parts)
+    first = 1 if from_one else 0
     return assemble([replace(part, first=first) for part in parts], source.stem)
 
 
@@ -64,16 +67,16 @@ def write(data: Dataset, path: str | Path) -> list[str]:
     bit; types count from 1.
     """
     target = Path(path)
+    pairs = {}
     if target.suffix:
-        pairs = [(_times_name(target), data)]
-        check_target(pairs[0][0])
+        times = _times_name(target)
+        check_target(times)
+        pairs[times] = data
     else:
         make_folder(target)
-        pairs = [
-            (target / f"time-{split or 'events'}.txt", part)
-            for split, part in parts_of(data).items()
-        ]
-    for times, part in pairs:
+        for split, part in parts_of(data).items():
+            pairs[target / f"time-{split or 'events'}.txt"] = part
+    for times, part in pairs.items():
         lines = [_line(sequence.times.tolist()) for sequence in part]
         write_whole(times, "".join(lines).encode())
         lines = [_line((sequence.marks + 1).tolist()) for sequence in part]
@@ -90,9 +93,11 @@ def write(data: Dataset, path: str | Path) -> list[str]:
 def _time_files(source: Path) -> list[Path]:
     """The files of times to read, by split."""
     if "*" in source.name or "?" in source.name:
-        found = [p for p in sorted(source.parent.glob(source.name)) if p.name.startswith("time")]
+        matching = sorted(source.parent.glob(source.name))
+        found = [path for path in matching if path.name.startswith("time")]
     elif source.is_dir():
-        found = [p for p in sorted(source.glob("time*.txt")) if _beside(p, "event").is_file()]
+        matching = sorted(source.glob("time*.txt"))
+        found = [path for path in matching if _beside(path, "event").is_file()]
     else:
         return [_times_name(check_file(source, WHAT))]
     if not found:
@@ -101,13 +106,15 @@ def _time_files(source: Path) -> list[Path]:
             f"{source}, which holds none",
             "Check the path.",
         )
-    splits = [split_of(p) for p in found]
+    splits = [split_of(path) for path in found]
     if len(found) > 1 and (None in splits or len(set(splits)) < len(splits)):
-        names = ", ".join(p.name for p in found[:6]) + (", ..." if len(found) > 6 else "")
+        names = ", ".join(path.name for path in found[:6])
+        if len(found) > 6:
+            names += ", ..."
         remedy = "Name one of them, or a pattern such as 'time-1-*.txt' for the splits of one fold."
         raise EventDataError(f"{WHAT}: one pair per split", f"{source} with {names}", remedy)
-    order = {"train": 0, "dev": 1, "test": 2}
-    return sorted(found, key=lambda p: order.get(split_of(p) or "train", 0))
+    order = ("train", "dev", "test")
+    return sorted(found, key=lambda path: order.index(split_of(path) or "train"))
 
 
 def _read_pair(times_file: Path) -> Part:
@@ -131,10 +138,9 @@ def _read_pair(times_file: Path) -> Part:
             "Check that the two files belong together.",
         )
     sidecar = _beside(times_file, "fourpoint", ".json")
+    annex = None
     if sidecar.is_file():
         annex = contents(sidecar, "the annex of a file of times").decode("utf-8", "replace")
-    else:
-        annex = None
     part = Part(
         times_file,
         times,
@@ -151,7 +157,9 @@ def _beside(times_file: Path, word: str, ending: str | None = None) -> Path:
     another ending.
     """
     stem = times_file.stem.removeprefix("time")
-    return times_file.with_name(f"{word}{stem}{times_file.suffix if ending is None else ending}")
+    if ending is None:
+        ending = times_file.suffix
+    return times_file.with_name(f"{word}{stem}{ending}")
 
 
 def _times_name(path: Path) -> Path:
@@ -171,7 +179,8 @@ def _line(values: list[float]) -> str:
     """Numbers between spaces, by the encoder that writes the shortest text which reads back as the
     same float.
     """
-    return json.dumps(values)[1:-1].replace(",", "") + "\n"
+    numbers = json.dumps(values)[1:-1]
+    return numbers.replace(",", "") + "\n"
 
 
 def numbers_by_line(path: Path, what: str) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
@@ -187,7 +196,8 @@ def numbers_by_line(path: Path, what: str) -> tuple[NDArray[np.float64], NDArray
     """
     text = contents(path, what)
     # Words of two characters become views, words and numbers, of 40 bytes in all.
-    Expansion(path, what).check(len(text) + 40 * (text.count(b" ") + text.count(b"\n")))
+    spaces = text.count(b" ") + text.count(b"\n")
+    Expansion(path, what).check(len(text) + 40 * spaces)
     if not text.isascii():
         at = next(i for i, byte in enumerate(text) if byte > 127)
         line = text.count(b"\n", 0, at) + 1
@@ -196,14 +206,14 @@ def numbers_by_line(path: Path, what: str) -> tuple[NDArray[np.float64], NDArray
             f"{path}, line {line}: the byte {text[at : at + 1]!r}, which is part of no number",
             "Check the file.",
         )
-    lines = _lines(text)
-    words = pc.ascii_split_whitespace(pc.ascii_trim_whitespace(lines))
+    lines = pc.ascii_trim_whitespace(_lines(text))
+    words = pc.ascii_split_whitespace(lines)
     lengths = np.asarray(pc.list_value_length(words))
     # An empty line splits into one empty word.
-    empty = np.asarray(pc.equal(pc.binary_length(pc.ascii_trim_whitespace(lines)), 0))
+    filled = np.asarray(pc.greater(pc.binary_length(lines), 0))
+    offsets = offsets_of(np.where(filled, lengths, 0))
     flat = words.flatten()
     flat = flat.filter(pc.greater(pc.binary_length(flat), 0))
-    offsets = offsets_of(np.where(empty, 0, lengths))
     return _floats(flat, offsets, path, what), offsets
 
 
@@ -211,12 +221,14 @@ def _lines(text: bytes) -> pa.LargeStringArray:
     """The lines of a text, as one array over its bytes; a newline at the very end closes the last
     line and opens none.
     """
-    ends = np.flatnonzero(np.frombuffer(text, dtype=np.uint8) == 10)
+    characters = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(characters == ord("\n"))
     if not text.endswith(b"\n"):
         ends = np.append(ends, len(text))
     edges = np.concatenate([[0], ends + 1]).astype(np.int64)
     edges[-1] = min(edges[-1], len(text))
-    return pa.LargeStringArray.from_buffers(len(ends), pa.py_buffer(edges), pa.py_buffer(text))
+    offsets = pa.py_buffer(edges)
+    return pa.LargeStringArray.from_buffers(len(ends), offsets, pa.py_buffer(text))
 
 
 def _floats(
@@ -226,9 +238,8 @@ def _floats(
         values = np.array(pc.cast(words, pa.float64()))
         bad = np.flatnonzero(~np.isfinite(values))
     except pa.ArrowInvalid:
-        bad = np.flatnonzero(
-            ~np.asarray(pc.match_substring_regex(words, r"^[-]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"))
-        )
+        is_number = pc.match_substring_regex(words, r"^[-]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+        bad = np.flatnonzero(~np.asarray(is_number))
     if len(bad):
         i = int(bad[0])
         line = int(np.searchsorted(offsets, i, side="right"))

@@ -25,7 +25,8 @@ from fourpoint.events import EventDataError
 
 WHAT = "a pickle of containers, numbers, text and numpy arrays"
 CHILD = str(Path(unpickling_child.__file__).resolve())
-SECONDS, SECONDS_PER_MEGABYTE = 60, 1  # far more than data takes
+SECONDS = 60  # far more than data takes
+SECONDS_PER_MEGABYTE = 1
 
 
 def load(path: Path) -> tuple[Any, int]:
@@ -69,10 +70,11 @@ def loads(data: bytes, source: Path) -> Any:
 def decoded(answer: bytes, source: Path) -> Any:
     """What the child found, from its answer; :class:`EventDataError` if it refused the pickle."""
     size = int.from_bytes(answer[:8], "little")
-    header = json.loads(answer[8 : 8 + size])
+    end = 8 + size
+    header = json.loads(answer[8:end])
     if "refused" in header:
         raise _refused(source, header["refused"])
-    return _Decoder(answer[8 + size :]).decode(header["value"])
+    return _Decoder(answer[end:]).decode(header["value"])
 
 
 def _refused(source: Path, fault: str) -> EventDataError:
@@ -142,5 +144,6 @@ class _Decoder:
     def _numbers(self, code: str, start: int, size: int) -> NDArray[Any]:
         """Values of one type, in the byte order of this machine."""
         dtype = np.dtype(code)
-        found = np.frombuffer(self.raw, dtype=dtype, count=size // dtype.itemsize, offset=start)
+        count = size // dtype.itemsize
+        found = np.frombuffer(self.raw, dtype=dtype, count=count, offset=start)
         return found.astype(dtype.newbyteorder("="))

@@ -58,9 +58,9 @@ Clock = Literal["s", "ms", "us", "ns"]
 
 def matches_lobster(sample: Sample) -> bool:
     """Whether a file or folder looks like LOBSTER's messages, by the names of its files."""
-    if sample.names is None:
-        return sample.is_text and NAME.search(sample.path.name) is not None
-    return any(NAME.search(name) for name in sample.names)
+    if sample.names is not None:
+        return any(NAME.search(name) for name in sample.names)
+    return sample.is_text and NAME.search(sample.path.name) is not None
 
 
 def read_lobster(
@@ -80,9 +80,9 @@ def read_lobster(
     if mark not in get_args(Mark):
         raise UserError(f"mark {', '.join(get_args(Mark))}", f"{mark!r}", "Use one of them.")
     source = Path(path)
-    files = (
-        [p for p in sorted(source.iterdir()) if NAME.match(p.name)] if source.is_dir() else [source]
-    )
+    files = [source]
+    if source.is_dir():
+        files = [file for file in sorted(source.iterdir()) if NAME.match(file.name)]
     if not files:
         raise EventDataError(
             f"{LOBSTER} such as AAPL_2012-06-21_34200000_57600000_message_10.csv",
@@ -148,24 +148,30 @@ def read_trades(
 
 def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
     sheet = read_sheet(file, LOBSTER, dict.fromkeys(("time", "type", "direction"), ()), MESSAGE)
-    times, kinds, directions = (sheet.numbers(name) for name in ("time", "type", "direction"))
+    times = sheet.numbers("time")
+    kinds = sheet.numbers("type")
+    directions = sheet.numbers("direction")
     odd = np.flatnonzero(~np.isin(kinds, range(1, 8)))
     if len(odd):
-        raise sheet.error("a type from 1 to 7", int(odd[0]), f"{kinds[odd[0]]:g}")
-    wanted = np.isin(kinds, (4, 5) if mark == "side" else tuple(KINDS))
+        row = int(odd[0])
+        raise sheet.error("a type from 1 to 7", row, f"{kinds[row]:g}")
+    trades = mark == "side"
+    wanted = np.isin(kinds, (4, 5) if trades else tuple(KINDS))
     odd = np.flatnonzero(wanted & ~np.isin(directions, (-1, 1)))
     if len(odd):
-        raise sheet.error("a direction of 1 or -1", int(odd[0]), f"{directions[odd[0]]:g}")
+        row = int(odd[0])
+        raise sheet.error("a direction of 1 or -1", row, f"{directions[row]:g}")
     back = np.flatnonzero(np.diff(times) < 0)
     if len(back):
         row = int(back[0]) + 1
         raise sheet.error(f"times in order, at least {times[row - 1]}", row, f"{times[row]}")
     sell = directions[wanted] < 0
     # The order that a trade removes stood on the other side than the one that started the trade.
-    if mark == "side":
+    if trades:
         marks = np.where(sell, 0, 1)
     else:
-        marks = 2 * (kinds[wanted].astype(np.int64) - 1) + sell
+        kind = kinds[wanted].astype(np.int64)
+        marks = 2 * (kind - 1) + sell
     told = NAME.match(file.name)
     notes = []
     if told:
@@ -179,12 +185,11 @@ def _add_messages(days: Days, file: Path, mark: Mark) -> list[str]:
             f"{file.name} does not say from when to when it was recorded: taken as 9:30 to 16:00"
         )
     days.add(day, times[wanted], marks.astype(np.int64), start, stop)
-    if not wanted.all():
-        notes.append(
-            f"{file.name}: {int((~wanted).sum()):,} of {len(wanted):,} messages are "
-            f"{'no trades' if mark == 'side' else 'of types 6 and 7'}"
-        )
-    halts = int((kinds == 7).sum())
+    others = np.count_nonzero(~wanted)
+    if others:
+        what = "no trades" if trades else "of types 6 and 7"
+        notes.append(f"{file.name}: {others:,} of {len(wanted):,} messages are {what}")
+    halts = np.count_nonzero(kinds == 7)
     if halts:
         notes.append(
             f"{file.name}: {halts} messages of halts; the time in a halt counts as observed"
@@ -209,12 +214,14 @@ def _stamps(sheet: Sheet, clock: Clock) -> tuple[NDArray[np.int64], int]:
 
 def _sides(sheet: Sheet) -> NDArray[np.int64]:
     encoded = pc.utf8_lower(sheet.texts("side")).dictionary_encode()
-    names = encoded.dictionary.to_pylist()
-    odd = next((i for i, name in enumerate(names) if name not in SIDES), None)
-    if odd is not None:
-        row = int(np.argmax(np.asarray(encoded.indices) == odd))
-        raise sheet.error("a side: buy or sell, B or S, 1 or -1", row, names[odd])
-    return np.array([SIDES[name] for name in names], dtype=np.int64)[np.asarray(encoded.indices)]
+    codes = np.asarray(encoded.indices)
+    sides = []
+    for code, name in enumerate(encoded.dictionary.to_pylist()):
+        if name not in SIDES:
+            row = int(np.argmax(codes == code))
+            raise sheet.error("a side: buy or sell, B or S, 1 or -1", row, name)
+        sides.append(SIDES[name])
+    return np.array(sides, dtype=np.int64)[codes]
 
 
 MOST_WINDOWS = 10_000_000
@@ -290,12 +297,12 @@ def cut(
         offsets.append(base + np.searchsorted(times, edge[1:], side="left"))
         base += len(times)
     data = Dataset(
-        np.concatenate(days.times),
-        np.concatenate(days.marks),
-        np.concatenate(offsets).astype(np.int64),
-        np.concatenate([edge[:-1] for edge in edges]),
-        np.concatenate([edge[1:] for edge in edges]),
-        days.space,
+        times=np.concatenate(days.times),
+        mark_ids=np.concatenate(days.marks),
+        offsets=np.concatenate(offsets).astype(np.int64),
+        starts=np.concatenate([edge[:-1] for edge in edges]),
+        stops=np.concatenate([edge[1:] for edge in edges]),
+        marks=days.space,
         ids=tuple(
             id if len(edge) == 2 and not seconds else f"{id} {i}"
             for id, edge in zip(days.ids, edges, strict=True)
@@ -305,15 +312,16 @@ def cut(
         name=name,
     )
     if days.outside:
-        left = [f"{days.outside:,} events are outside the observed window and left out"]
-    else:
-        left = []
-    return data, notes + left
+        left = f"{days.outside:,} events are outside the observed window and left out"
+        notes = [*notes, left]
+    return data, notes
 
 
 def _edges(start: float, stop: float, seconds: float) -> NDArray[np.float64]:
     if not seconds:
         return np.array([start, stop])
-    edges = start + seconds * np.arange(int(np.ceil((stop - start) / seconds)))
+    count = int(np.ceil((stop - start) / seconds))
+    edges = start + seconds * np.arange(count)
     # Rounding may leave a last window of no length.
-    return np.append(edges[edges < stop - 1e-6 * seconds], stop)
+    kept = edges < stop - 1e-6 * seconds
+    return np.append(edges[kept], stop)
