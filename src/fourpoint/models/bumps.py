@@ -65,9 +65,8 @@ class Bumps(FromPositions):
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q 1"]:
-        return log_bumps(self.table, times - history.start[:, None, None]).logsumexp(
-            -1, keepdim=True
-        )
+        since = times - history.start[:, None, None]
+        return log_bumps(self.table, since).logsumexp(-1, keepdim=True)
 
     def closed_integral(
         self,
@@ -76,16 +75,20 @@ class Bumps(FromPositions):
         b: Float[Tensor, "B G"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G 1"]:
-        since = history.start[:, None]
-        return (bump_integrals(self.table, b - since) - bump_integrals(self.table, a - since)).sum(
-            -1, keepdim=True
-        )
+        start = history.start[:, None]
+        until_b = bump_integrals(self.table, b - start)
+        until_a = bump_integrals(self.table, a - start)
+        return (until_b - until_a).sum(-1, keepdim=True)
 
     def upper_bound(
-        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Positions,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: the sum of each bump's highest point there."""
-        return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
+        start = history.start
+        return highest_bumps(self.table, a - start, b - start).sum(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +102,11 @@ class Amplitudes(Positions):
 
 def _with_scores(positions: Positions, scores: Float[Tensor, "B P A"]) -> Amplitudes:
     return Amplitudes(
-        positions.times, positions.start, positions.lengths, positions.earlier, scores
+        times=positions.times,
+        start=positions.start,
+        lengths=positions.lengths,
+        earlier=positions.earlier,
+        scores=scores,
     )
 
 
@@ -138,16 +145,16 @@ class FilteredBumps(PointProcess[Amplitudes]):
         super().__init__()
         self.marks = MarkSpace()
         self.points = points
+        B = len(bumps)
+        table = torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3)
         x, w = np.polynomial.legendre.leggauss(points)
-        axes = [torch.from_numpy((x + 1) / 2)] * len(bumps)
-        weights = [torch.from_numpy(np.log(w / 2))] * len(bumps)
-        self.register_buffer("table", torch.tensor(bumps, dtype=torch.float64).reshape(-1, 3))
-        self.register_buffer(
-            "grid", torch.cartesian_prod(*axes).reshape(-1, len(bumps)).T.contiguous()
-        )
-        self.register_buffer(
-            "prior", torch.cartesian_prod(*weights).reshape(-1, len(bumps)).sum(-1)
-        )
+        amplitudes = torch.from_numpy((x + 1) / 2)
+        log_weights = torch.from_numpy(np.log(w / 2))
+        grid = torch.cartesian_prod(*[amplitudes] * B).reshape(-1, B)
+        prior = torch.cartesian_prod(*[log_weights] * B).reshape(-1, B)
+        self.register_buffer("table", table)
+        self.register_buffer("grid", grid.T.contiguous())
+        self.register_buffer("prior", prior.sum(-1))
 
     def settings(self) -> dict[str, Any]:
         return {"bumps": self.table.tolist(), "points": self.points}
@@ -157,9 +164,13 @@ class FilteredBumps(PointProcess[Amplitudes]):
 
     def encode(self, batch: Batch, before: Amplitudes | None = None) -> Amplitudes:
         positions = positions_of(batch, before)
-        first = self.prior.expand(len(batch.start), -1) if before is None else _last(before)
+        if before is None:
+            first = self.prior.expand(len(batch.start), -1)
+        else:
+            first = _last(before)
         gains = self._log_rates(batch.times - positions.start[:, None])
-        return _with_scores(positions, torch.cat([first[:, None], gains], 1).cumsum(1))
+        scores = torch.cat([first[:, None], gains], 1).cumsum(1)
+        return _with_scores(positions, scores)
 
     def extend(
         self,
@@ -172,10 +183,11 @@ class FilteredBumps(PointProcess[Amplitudes]):
     ) -> Amplitudes:
         after = extended(history, time, active)
         old = _last(history)
-        new = old + self._log_rates((time - history.start)[:, None])[:, 0]
-        return _with_scores(
-            after, (new if active is None else torch.where(active[:, None], new, old))[:, None]
-        )
+        since = time - history.start
+        new = old + self._log_rates(since[:, None])[:, 0]
+        if active is not None:
+            new = torch.where(active[:, None], new, old)
+        return _with_scores(after, new[:, None])
 
     def log_intensity(
         self,
@@ -186,8 +198,10 @@ class FilteredBumps(PointProcess[Amplitudes]):
         since = times - history.start[:, None, None]
         answers = []
         for b, x in enumerate(since):  # one sequence at a time, as the grid makes every query large
-            w = self._log_weights(_scores(history, seen, b, len(x))[:, None], x)
-            answers.append((w + self._log_rates(x)).logsumexp(-1) - w.logsumexp(-1))
+            scores = _scores(history, seen, b, len(x))
+            log_weights = self._log_weights(scores[:, None], x)
+            weighted = (log_weights + self._log_rates(x)).logsumexp(-1)
+            answers.append(weighted - log_weights.logsumexp(-1))
         return torch.stack(answers)[..., None]
 
     def closed_integral(
@@ -200,18 +214,25 @@ class FilteredBumps(PointProcess[Amplitudes]):
         answers = []
         for row, start in enumerate(history.start):
             scores = _scores(history, seen, row, a.shape[1])
-            left, right = (self._log_weights(scores, x[row] - start).logsumexp(-1) for x in (a, b))
-            answers.append(left - right)
+            left = self._log_weights(scores, a[row] - start)
+            right = self._log_weights(scores, b[row] - start)
+            answers.append(left.logsumexp(-1) - right.logsumexp(-1))
         return torch.stack(answers)[..., None]
 
     def upper_bound(
-        self, history: Amplitudes, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Amplitudes,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate on [a, b]: no amplitude is above 1."""
-        return highest_bumps(self.table, a - history.start, b - history.start).sum(-1)
+        start = history.start
+        return highest_bumps(self.table, a - start, b - start).sum(-1)
 
     def _log_weights(
-        self, scores: Float[Tensor, "*S A"], since: Float[Tensor, "*T"]
+        self,
+        scores: Float[Tensor, "*S A"],
+        since: Float[Tensor, "*T"],
     ) -> Float[Tensor, "*T A"]:
         """log w at times since the start, for scores that broadcast against them."""
         return scores - bump_integrals(self.table, since) @ self.grid
@@ -220,42 +241,48 @@ class FilteredBumps(PointProcess[Amplitudes]):
         """log sum_b u_b f_b for every u of the grid."""
         logs = log_bumps(self.table, since)
         top = logs.amax(-1, keepdim=True)
-        return ((logs - top).exp() @ self.grid).log() + top
+        scaled = (logs - top).exp() @ self.grid
+        return scaled.log() + top
 
 
 def log_bumps(table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]) -> Float[Tensor, "*S bumps"]:
     """log f_b at x since the start."""
     height, speed, centre = table.unbind(-1)
     deviation = speed * (x[..., None] - centre)
-    return height.log() - 0.5 * deviation.square() - 0.5 * log(2 * pi)
+    exponent = -0.5 * deviation.square()
+    return height.log() + exponent - 0.5 * log(2 * pi)
 
 
 def bump_integrals(
-    table: Float[Tensor, "bumps 3"], x: Float[Tensor, "*S"]
+    table: Float[Tensor, "bumps 3"],
+    x: Float[Tensor, "*S"],
 ) -> Float[Tensor, "*S bumps"]:
     """F_b(x), the integral of f_b from 0 to x since the start."""
     height, speed, centre = table.unbind(-1)
-    return (
-        height
-        / speed
-        * (
-            torch.special.ndtr(speed * (x[..., None] - centre))
-            - torch.special.ndtr(-speed * centre)
-        )
-    )
+    until_x = torch.special.ndtr(speed * (x[..., None] - centre))
+    at_start = torch.special.ndtr(-speed * centre)
+    return height / speed * (until_x - at_start)
 
 
 def highest_bumps(
-    table: Float[Tensor, "bumps 3"], a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+    table: Float[Tensor, "bumps 3"],
+    a: Float[Tensor, " B"],
+    b: Float[Tensor, " B"],
 ) -> Float[Tensor, "B bumps"]:
     """The largest f_b on [a, b] since the start: at the centre, or at the end next to it."""
-    nearest = torch.minimum(torch.maximum(table[:, 2], a[:, None]), b[:, None])
-    return log_bumps(table, nearest).diagonal(dim1=1, dim2=2).exp()
+    centre = table[:, 2]
+    nearest = torch.maximum(centre, a[:, None])
+    nearest = torch.minimum(nearest, b[:, None])
+    logs = log_bumps(table, nearest)
+    return logs.diagonal(dim1=1, dim2=2).exp()
 
 
 def _scores(history: Amplitudes, seen: Tensor | None, b: int, groups: int) -> Float[Tensor, "G A"]:
-    return history.scores[b, :groups] if seen is None else history.scores[b, seen[b]]
+    if seen is None:
+        return history.scores[b, :groups]
+    return history.scores[b, seen[b]]
 
 
 def _last(history: Amplitudes) -> Float[Tensor, "B A"]:
-    return history.scores[torch.arange(len(history.lengths)), history.lengths]
+    row = torch.arange(len(history.lengths))
+    return history.scores[row, history.lengths]

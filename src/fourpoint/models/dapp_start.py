@@ -31,7 +31,7 @@ from fourpoint.models.effects import EffectsSpec
 from fourpoint.models.effects_fit import fit_effects
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import estimate_with_effects
-from fourpoint.models.hawkes_fit import estimate
+from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.modes import Modes
 from fourpoint.models.poisson import Poisson, SplinePoisson, mean_rates
 from fourpoint.models.rate import SMALL_BASE
@@ -49,17 +49,21 @@ def initialise(model: DAPP, data: Dataset) -> list[str]:
     s = model.options
     notes = []
     if isinstance(s["keep"], float):
+        share = s["keep"]
         longest = int(data.lengths.max()) if len(data) else 0
-        share, s["keep"] = s["keep"], max(1, math.ceil(s["keep"] * longest))
+        s["keep"] = max(1, math.ceil(share * longest))
         notes.append(
             f"keep: {s['keep']} events per head ({share:g} of the longest sequence's {longest})"
         )
     notes = start_rate(model, data) + notes
-    _start_values(
-        model, float(data.durations.mean() / model.time_scale), data.events / max(len(data), 1)
-    )
-    model.first_guess, said = hawkes_guess(model, data) if contains_hawkes(model) else (None, [])
-    return notes + said
+    length = float(data.durations.mean() / model.time_scale)
+    events = data.events / max(len(data), 1)
+    _start_values(model, length, events)
+    model.first_guess = None
+    if contains_hawkes(model):
+        model.first_guess, said = hawkes_guess(model, data)
+        notes += said
+    return notes
 
 
 def contains_hawkes(model: DAPP) -> bool:
@@ -67,13 +71,14 @@ def contains_hawkes(model: DAPP) -> bool:
     value per mark, and a softplus with a learned scale.
     """
     s = model.options
-    summed = (
+    return bool(
         s["normalise"] == "none"
         and s["values"] == "mark"
         and s["score"] == "fourier"
         and s["decay"]
+        and s["link"] == "softplus"
+        and s["learn_scale"]
     )
-    return bool(summed and s["link"] == "softplus" and s["learn_scale"])
 
 
 def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
@@ -83,9 +88,13 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
     if not contains_hawkes(model):
         return None
     if isinstance(other, Hawkes) and other.log_decay.numel() == 1:
+        M = model.marks.count
         found = other.estimates
-        branching = found["branching"].reshape(model.marks.count, model.marks.count)
-        excitation = Excitation(found["baseline"], branching, float(found["decay"]))
+        excitation = Excitation(
+            baseline=found["baseline"],
+            branching=found["branching"].reshape(M, M),
+            decay=float(found["decay"]),
+        )
         weights = embedded_hawkes(model, excitation, _effects_of(other))
         if weights is None or model.event_features is None or other.event_features is None:
             return weights
@@ -95,9 +104,8 @@ def embedded(model: DAPP, other: PointProcess) -> dict[str, Tensor] | None:
         weights = embedded_poisson(model, lambda since: level.expand(len(since), -1))
         return with_effects(model, weights, _effects_of(other))
     if isinstance(other, SplinePoisson) and model.rate.baseline.splined_base:
-        return embedded_poisson(
-            model, lambda since: spline(other.coefficients.detach(), since, other.length)
-        )
+        coefficients = other.coefficients.detach()
+        return embedded_poisson(model, lambda since: spline(coefficients, since, other.length))
     return None
 
 
@@ -107,7 +115,9 @@ def _effects_of(other: PointProcess) -> Tensor | None:
 
 
 def with_effects(
-    model: DAPP | SpatialDAPP, weights: dict[str, Tensor], outside: Tensor | None
+    model: DAPP | SpatialDAPP,
+    weights: dict[str, Tensor],
+    outside: Tensor | None,
 ) -> dict[str, Tensor]:
     """``weights`` with effects on log mu of ``outside``, and none inside the link."""
     if model.effects is None:
@@ -125,7 +135,6 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
     """
     s = model.options
     notes = []
-    durations = data.durations
     even = repeated_windows(data)
     why = "all windows have one length" if even else "windows have different lengths"
     if len(data) < 2:
@@ -134,11 +143,13 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
         if s[name] == "auto":
             s[name] = "spline" if even else other
             notes.append(f"{name}: {s[name]} ({why})")
-    gap = data.gaps.mean() if len(data.gaps) else 0.0
-    scale = gap if gap > 0 else float(data.exposed_times.sum()) / max(data.scored_events, 1)
+    scale = data.gaps.mean() if len(data.gaps) else 0.0
+    if not scale > 0:
+        scale = float(data.exposed_times.sum()) / max(data.scored_events, 1)
+    baseline = model.rate.baseline
     model.time_scale.fill_(scale)
-    model.rate.baseline.length.fill_(float(durations.max()))
-    model.rate.baseline.build(s["base"], s["drift"])
+    baseline.length.fill_(float(data.durations.max()))
+    baseline.build(s["base"], s["drift"])
     rates = mean_rates(data, model.marks)
     if model.effects is not None:
         fitted = fit_effects(data, model.effects.spec)
@@ -146,7 +157,8 @@ def start_rate(model: DAPP | SpatialDAPP, data: Dataset) -> list[str]:
         model.effects.weight.copy_(torch.from_numpy(fitted.weight).repeat(1, 2))
         model.rate_ratios = fitted.rate_ratios
     model.rate.start_at((rates * scale).to(model.readout))
-    return [*notes, f"time scale: {span_words(scale, data.unit)} (the mean gap)"]
+    notes.append(f"time scale: {span_words(scale, data.unit)} (the mean gap)")
+    return notes
 
 
 @torch.no_grad()
@@ -154,34 +166,34 @@ def _start_values(model: DAPP, length: float, events: float) -> None:
     """Spread the heads over time scales, and begin with a small effect of either sign, whatever a
     head sums over.
     """
+    s = model.options
     rates = model.modes.spread(length)
-    if model.options["normalise"] == "none":
-        model.gain.copy_(1 / (1 / rates).clamp(1.0, max(1.0, events)))
-    sign = torch.where(torch.arange(len(rates)) % 2 == 0, 1.0, -1.0)
-    value = (
-        torch.full_like(model.value_weight, 0.3 / model.value_weight.shape[1]) * sign[:, None, None]
-    )
-    if model.options["values"] != "mark":
+    if s["normalise"] == "none":
+        summed = (1 / rates).clamp(1.0, max(1.0, events))
+        model.gain.copy_(1 / summed)
+    if s["values"] == "mark":
+        is_even = torch.arange(len(rates)) % 2 == 0
+        sign = torch.where(is_even, 1.0, -1.0)
+        size = 0.3 / model.value_weight.shape[1]
+        value = torch.full_like(model.value_weight, size) * sign[:, None, None]
+    else:
         value = model.value_weight * 0.3
         value[..., 0] /= max(1.0, length)  # the trend: over the window a value stays of one size
-    if model.options["link"] == "identity":
-        value = torch.log(
-            torch.expm1(value.abs() / model.readout.numel())
-        )  # every head adds to the rate of every mark
+    if s["link"] == "identity":  # every head adds to the rate of every mark
+        share = value.abs() / model.readout.numel()
+        value = torch.log(torch.expm1(share))
     model.value_weight.copy_(value)
 
 
 ENOUGH = 100  # events below which nothing is guessed
 MOST = 50_000  # events that are looked at
-LEAST, MOST_BRANCHING, CERTAIN = (
-    0.05,
-    2.0,
-    4.0,
-)  # branching ratios, and how many of their standard errors, that count as excitation
+# branching ratios, and how many of their standard errors, that count as excitation
+LEAST = 0.05
+MOST_BRANCHING = 2.0
+CERTAIN = 4.0
 TYPES = 32  # types up to which each pair has a branching ratio of its own
-SMALLEST_BASELINE = (
-    0.02  # of the mean baseline of all types: a link that is linear needs a rate above 0
-)
+# of the mean baseline of all types: a link that is linear needs a rate above 0
+SMALLEST_BASELINE = 0.02
 NEGLIGIBLE = 1e-3  # singular values below this share of the largest are left out
 LEAST_OFFSPRING = 1e-6  # in all: below it there is no excitation
 CURVE = 241  # points of a rate that a spline is laid through
@@ -224,7 +236,8 @@ def hawkes_guess(model: DAPP, data: Dataset) -> tuple[dict[str, Tensor] | None, 
 
 
 def _excitation_beyond_effects(
-    data: Dataset, spec: EffectsSpec
+    data: Dataset,
+    spec: EffectsSpec,
 ) -> tuple[Excitation | None, Tensor | None]:
     """The excitation that calendar and covariates do not explain, and the weights of their effects
     beside it; None where there is none to speak of, or where there are few events or many types.
@@ -233,19 +246,31 @@ def _excitation_beyond_effects(
     if some.events < ENOUGH or some.marks.count > TYPES:
         return None, None
     found = estimate_with_effects(replace(some, features=None), spec)
-    offspring = found.branching.sum(0)
-    error = np.nansum(found.errors["branching"] ** 2) ** 0.5
+    branching = found.branching.sum(0)
+    variance = np.nansum(found.errors["branching"] ** 2)
+    error = variance**0.5 / len(branching)
     rates = mean_rates(some, some.marks.types).numpy()
-    mean = float(np.average(offspring.sum(0), weights=rates))
-    if not (LEAST <= mean <= MOST_BRANCHING and mean >= CERTAIN * error / len(offspring)):
+    mean = float(np.average(branching.sum(0), weights=rates))
+    if not _is_excitation(mean, error):
         return None, None
-    excitation = Excitation(np.exp(found.level), offspring, float(found.decay[0]))
+    excitation = Excitation(
+        baseline=np.exp(found.level),
+        branching=branching,
+        decay=float(found.decay[0]),
+    )
     return excitation, torch.from_numpy(found.weight)
+
+
+def _is_excitation(branching: float, error: float) -> bool:
+    """Whether a branching ratio with this standard error is neither noise nor out of range."""
+    return LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
 
 
 @torch.no_grad()
 def embedded_hawkes(
-    model: DAPP, found: Excitation, outside: Tensor | None = None
+    model: DAPP,
+    found: Excitation,
+    outside: Tensor | None = None,
 ) -> dict[str, Tensor] | None:
     """Weights with which ``model``, whose link is a scaled softplus, is nearly the Hawkes process
     ``found``, with the effects ``outside`` on its baseline.
@@ -259,13 +284,16 @@ def embedded_hawkes(
     if not isinstance(modes, Modes) or not float(found.branching.sum()) > LEAST_OFFSPRING:
         return None
     before = _weights(model)
-    baseline = np.maximum(found.baseline, SMALLEST_BASELINE * found.baseline.mean())
+    smallest = SMALLEST_BASELINE * found.baseline.mean()
+    baseline = np.maximum(found.baseline, smallest)
     in_base = SMALL_BASE if model.effects is None else 1 - SMALL_BASE
-    jump = model.rate.start_linear(torch.from_numpy(baseline * scale).to(model.readout), in_base)
+    rates = torch.from_numpy(baseline * scale).to(model.readout)
+    jump = model.rate.start_linear(rates, in_base)
+    decay = found.decay * scale
     matrix = torch.from_numpy(found.branching * found.decay * scale).to(jump) / jump[:, None]
     left, size, right = torch.linalg.svd(matrix)
-    rank = min(len(model.gain), int((size > NEGLIGIBLE * size[0]).sum()))
-    heads = modes.exponential(found.decay * scale, rank)
+    needed = int((size > NEGLIGIBLE * size[0]).sum())
+    heads = modes.exponential(decay, min(len(model.gain), needed))
     model.value_weight.mul_(OTHER_HEADS)
     for position, head in enumerate(heads):
         sign = torch.sign(left[:, position].sum())
@@ -286,18 +314,21 @@ def embedded_poisson(model: DAPP, log_rate: Callable[[Tensor], Tensor]) -> dict[
     """Weights with which ``model`` is nearly a Poisson process: its mu has nearly all of the rate
     exp(log_rate(t)) at time t since the window's start, and past events have no effect."""
     before = _weights(model)
+    rate = model.rate
     scale = float(model.time_scale)
-    grid = torch.linspace(0, float(model.rate.baseline.length), CURVE, dtype=torch.float64)
+    length = float(rate.baseline.length)
+    grid = torch.linspace(0, length, CURVE, dtype=torch.float64)
     wanted = log_rate(grid) + math.log(scale)
-    model.rate.start_at(wanted.exp().mean(0).to(model.readout))
-    columns = model.rate.baseline.log_base.shape[1]
-    each = torch.eye(columns, dtype=torch.float64)
+    rate.start_at(wanted.exp().mean(0).to(model.readout))
+    columns = rate.baseline.log_base.shape[1]
     if columns == 1:
         basis = torch.ones_like(grid)[:, None]
     else:
-        basis = spline(each, grid, float(model.rate.baseline.length))
-    model.rate.baseline.log_base.copy_(torch.linalg.lstsq(basis, wanted).solution.T)
-    model.rate.bias.copy_(model.rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
+        each = torch.eye(columns, dtype=torch.float64)
+        basis = spline(each, grid, length)
+    coefficients = torch.linalg.lstsq(basis, wanted).solution
+    rate.baseline.log_base.copy_(coefficients.T)
+    rate.bias.copy_(rate.log_scale + wanted.mean(0) + math.log(NEGLIGIBLE))
     model.value_weight.zero_()
     guess = _weights(model)
     model.load_state_dict(before, strict=False)
@@ -329,12 +360,14 @@ def excitation_of(data: Dataset, seed: int = 0) -> Excitation | None:
     if some.marks.count == 1:
         return found
     if some.marks.count <= TYPES:
-        each = estimate(some)
-        return Excitation(each.baseline, each.branching.sum(0), float(each.decay[0]))
+        return _summed(estimate(some))
     rates = mean_rates(some, some.marks).numpy()
     share = rates / rates.sum()
+    of_every_type = np.outer(share, np.ones_like(share))
     return Excitation(
-        found.baseline * share, np.outer(share, np.ones_like(share)) * found.branching, found.decay
+        baseline=found.baseline * share,
+        branching=of_every_type * found.branching,
+        decay=found.decay,
     )
 
 
@@ -342,10 +375,18 @@ def _fitted(data: Dataset) -> Excitation | None:
     found = estimate(data)
     branching = float(found.branching.sum())
     error = float(found.errors["branching"].sum())
-    certain = LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
-    if certain:
-        return Excitation(found.baseline, found.branching.sum(0), float(found.decay[0]))
-    return None
+    if not _is_excitation(branching, error):
+        return None
+    return _summed(found)
+
+
+def _summed(found: Estimate) -> Excitation:
+    """The fit as an excitation of one decay."""
+    return Excitation(
+        baseline=found.baseline,
+        branching=found.branching.sum(0),
+        decay=float(found.decay[0]),
+    )
 
 
 def _evened(data: Dataset) -> Dataset:
@@ -355,7 +396,8 @@ def _evened(data: Dataset) -> Dataset:
     since = data.times - np.repeat(data.starts, data.lengths)
     length = float(data.durations.max())
     edges = np.linspace(0, length, BINS + 1)
-    passed = np.append(0.0, np.cumsum(np.histogram(since, edges)[0] + 1e-3)) / len(data)
+    counts, _ = np.histogram(since, edges)
+    passed = np.append(0.0, np.cumsum(counts + 1e-3)) / len(data)
     zero = np.zeros(len(data))
     return replace(
         data,

@@ -47,10 +47,9 @@ from fourpoint.ops.spline import cubics
 Floats = NDArray[Any]
 Complexes = NDArray[Any]
 PANELS = 8  # of a stretch, at most
-TURN, LOOSE_TURN = (
-    2.0,
-    2.7,
-)  # how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
+# how far the modes of the fastest head turn, in the mean, in one panel; the same in float32
+TURN = 2.0
+LOOSE_TURN = 2.7
 EDGE = 1.1  # error of a panel whose first rate alone is off, in units of its last coefficient
 TOLERANCE = 2.5e-7  # absolute, of a stretch
 RELATIVE = 1e-6
@@ -117,78 +116,76 @@ class Steps:
 
     @torch.no_grad()
     def __init__(self, model: DAPP, kind: type[np.floating[Any]] = np.float64) -> None:
-        def copied(x: torch.Tensor) -> Floats:
-            return np.ascontiguousarray(x.detach().cpu().double().numpy())
-
-        self.kind = np.dtype(kind)
-        self.marks = model.marks.count
-        self.heads = model.spectrum(fixed=True).weight.shape[0]
-        self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
-        spectrum = model.spectrum(fixed=True)
         rate = model.rate
-        s = model.settings()
+        settings = model.settings()
+        self.kind = np.dtype(kind)
+        self.whirl = np.dtype(np.complex64 if self.kind == np.float32 else np.complex128)
+        self.marks = model.marks.count
         self.scale = float(model.time_scale)
-        self.frequency = copied(spectrum.frequency).ravel().astype(kind)
-        self.decay = (
-            None if spectrum.decay is None else -copied(spectrum.decay).ravel().astype(kind)
-        )
-        turn = np.exp(1j * copied(spectrum.shift))  # (K, D, M)
-        read = copied(spectrum.weight)[..., None] * turn * copied(model.readout_weights())[:, None]
-        self.read = _interleaved(read.reshape(-1, self.marks)).astype(kind)
-        marks = torch.arange(self.marks)[None]
-        constant = copied(model.event_values(torch.zeros_like(marks, dtype=torch.float64), marks))[
-            0
-        ]  # (M, K)
-        trend = (
-            copied(model.event_values(torch.ones_like(marks, dtype=torch.float64), marks))[0]
-            - constant
-        )
-        self.constant, self.trend = (self._driven(turn, v) for v in (constant, trend))
-        self.value, self.value_trend = constant, trend
-        self.has_trend = s["values"] != "mark"
+        self.log_unit = math.log(self.scale)
+        self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))
+        self._copy_attention(model)
+        self.has_trend = settings["values"] != "mark"
         self.link = rate.link
-        if rate.baseline.splined_base:
-            self.log_base = None
-        else:
-            self.log_base = copied(rate.baseline.log_base)[:, 0].astype(kind)
-        log_scale = copied(rate.log_scale) if self.link == "softplus" else np.zeros(self.marks)
-        self.log_scale, self.size, self.log_unit = (
-            log_scale,
-            np.exp(log_scale).astype(kind),
-            math.log(self.scale),
-        )
-        self.bias = ((copied(rate.bias) if self.link != "identity" else 0.0) - log_scale).astype(
-            kind
-        )
+        self.log_scale = np.zeros(self.marks)
+        if self.link == "softplus":
+            self.log_scale = _copied(rate.log_scale)
+        self.size = np.exp(self.log_scale).astype(kind)
+        bias = _copied(rate.bias) if self.link != "identity" else 0.0
+        self.bias = (bias - self.log_scale).astype(kind)
+        self.log_base = None
+        if not rate.baseline.splined_base:
+            self.log_base = _copied(rate.baseline.log_base)[:, 0].astype(kind)
         self.splined_drift = rate.baseline.splined_drift and self.link != "identity"
-        curves = rate.baseline.curves()
         self.length = 0.0
         self.cell = math.inf
         self._end = np.zeros((1, 0), dtype=kind)
+        curves = rate.baseline.curves()
         if curves is not None:
-            table = copied(cubics(curves.coefficients.double())).transpose(
-                2, 1, 0
-            )  # (4, C, intervals)
+            by_curve = _copied(cubics(curves.coefficients.double()))
+            table = by_curve.transpose(2, 1, 0)  # (4, C, intervals)
             end = np.zeros_like(table[..., :1])
             end[0] = table[..., -1:].sum(0)  # past the last knot a curve is constant
             self.length = float(rate.baseline.length)
-            self.cell = float(rate.baseline.length) / table.shape[2]
             self.intervals = table.shape[2]
-            self.cubics = np.ascontiguousarray(np.concatenate([table, end], 2).astype(kind))
+            self.cell = self.length / self.intervals
+            extended = np.concatenate([table, end], 2)
+            self.cubics = np.ascontiguousarray(extended.astype(kind))
             self._end = self.cubics[0, :, -1][None]
-        self.loose = max(RELATIVE, 32 * float(np.finfo(kind).eps))
-        speed = np.sqrt((copied(spectrum.rate.abs()) ** 2).mean(1).max())
-        self.speed = float(speed) / (TURN if kind == np.float64 else LOOSE_TURN) / self.scale
         self._loops = kernels.DAPP_STREAM.load()
         self._loop_numbers = self._for_loops()
 
+    def _copy_attention(self, model: DAPP) -> None:
+        """The modes, what events add to them, and how they are read."""
+        kind = self.kind
+        spectrum = model.spectrum(fixed=True)
+        weight = _copied(spectrum.weight)
+        self.heads = weight.shape[0]
+        self.frequency = _copied(spectrum.frequency).ravel().astype(kind)
+        self.decay = None
+        if spectrum.decay is not None:
+            self.decay = -_copied(spectrum.decay).ravel().astype(kind)
+        turn = np.exp(1j * _copied(spectrum.shift))  # (K, D, M)
+        readout = _copied(model.readout_weights())[:, None]
+        read = weight[..., None] * turn * readout
+        self.read = _interleaved(read.reshape(-1, self.marks)).astype(kind)
+        marks = torch.arange(self.marks)[None]
+        at_start = torch.zeros_like(marks, dtype=torch.float64)
+        self.value = _copied(model.event_values(at_start, marks))[0]  # (M, K)
+        after_one = _copied(model.event_values(at_start + 1.0, marks))[0]
+        self.value_trend = after_one - self.value
+        self.constant = self._driven(turn, self.value)
+        self.trend = self._driven(turn, self.value_trend)
+        speed = np.sqrt((_copied(spectrum.rate.abs()) ** 2).mean(1).max())
+        in_one_panel = TURN if kind == np.float64 else LOOSE_TURN
+        self.speed = float(speed) / in_one_panel / self.scale
+
     def _driven(self, turn: Complexes, values: Floats) -> Complexes:
         """What an event of each mark adds to the states, (M, J): exp(-i psi_j(m)) v_k(m)."""
-        return np.ascontiguousarray(
-            (turn.conj().transpose(2, 0, 1) * values[..., None])
-            .reshape(self.marks, -1)
-            .astype(self.whirl)
-        )
+        by_mark = turn.conj().transpose(2, 0, 1)
+        driven = by_mark * values[..., None]
+        flat = driven.reshape(self.marks, -1)
+        return np.ascontiguousarray(flat.astype(self.whirl))
 
     def blank(self, rows: int) -> Complexes:
         """States before any event."""
@@ -199,7 +196,8 @@ class Steps:
         own = self.constant[mark]
         if not self.has_trend:
             return own
-        return own + (since / self.scale).astype(self.kind)[:, None] * self.trend[mark]
+        elapsed = (since / self.scale).astype(self.kind)
+        return own + elapsed[:, None] * self.trend[mark]
 
     def absorb(
         self,
@@ -242,7 +240,9 @@ class Steps:
         logs = np.empty(self.marks)
         fault = np.empty(4)
         kept = kept or self.kept(len(state))
-        before = before or Before(np.full(len(rows), -1), np.zeros(0, dtype=bool), self.blank(0))
+        if before is None:
+            no_place = np.full(len(rows), -1)
+            before = Before(no_place, np.zeros(0, dtype=bool), self.blank(0))
         given = (
             start,
             events.times,
@@ -261,12 +261,15 @@ class Steps:
 
     def values(self, since: Floats, mark: NDArray[np.int64]) -> Floats:
         """v_k of events at ``since`` of type ``mark``, (R, K)."""
-        return np.asarray(self.value[mark] + (since / self.scale)[:, None] * self.value_trend[mark])
+        elapsed = (since / self.scale)[:, None]
+        return np.asarray(self.value[mark] + elapsed * self.value_trend[mark])
 
     @property
     def fading(self) -> Floats:
         """-gamma, or 0 where modes do not decay; (J,)."""
-        return np.zeros_like(self.frequency) if self.decay is None else self.decay
+        if self.decay is None:
+            return np.zeros_like(self.frequency)
+        return self.decay
 
     def moved(self, state: Complexes, gap: Floats) -> Complexes:
         """States ``gap`` later."""
@@ -274,25 +277,28 @@ class Steps:
 
     def logs(self, state: Complexes, since: Floats) -> Floats:
         """log lambda per mark and time unit where the rows are, (R, M)."""
-        return self._log_rates(
-            _real(state) @ self.read,
-            self._curves(since),
-        )
+        z = _real(state) @ self.read
+        return self._log_rates(z, self._curves(since))
 
     def reach(
-        self, state: Complexes, since: Floats, gap: Floats, rows: NDArray[np.int64] | None = None
+        self,
+        state: Complexes,
+        since: Floats,
+        gap: Floats,
+        rows: NDArray[np.int64] | None = None,
     ) -> Reached:
         """Rows at ``since`` moved on by ``gap``, with the integral of their rates: all of
         ``state``, or ``rows`` of it.
 
         Raises `ops.quadrature.Unconverged` where a rate explodes or cannot be integrated.
         """
-        rows = np.arange(len(since)) if rows is None else rows
+        if rows is None:
+            rows = np.arange(len(since))
         fault = np.empty(3)
         found = Reached(
-            np.empty((len(rows), state.shape[1]), dtype=self.whirl),
-            np.empty((len(rows), self.marks)),
-            np.empty(len(rows)),
+            state=np.empty((len(rows), state.shape[1]), dtype=self.whirl),
+            logs=np.empty((len(rows), self.marks)),
+            integral=np.empty(len(rows)),
         )
         done = self._loops.reach(state, rows, since, gap, *self._loop_numbers, *found, fault)
         if done >= 0:
@@ -311,10 +317,10 @@ class Steps:
         at = np.zeros(len(state))
         at[rows] = since
         numbers = Numbers(at, np.zeros(0), np.zeros(0), np.zeros(0, dtype=np.int64))
+        no_marks = np.full(len(rows), -1)
+        ends = Events(since + gap, no_marks)
         found = Scored.empty(len(rows))
-        stop = self.follow(
-            state, rows, numbers, 0.0, Events(since + gap, np.full(len(rows), -1)), found, kept
-        )
+        stop = self.follow(state, rows, numbers, 0.0, ends, found, kept)
         if stop is not None:
             raise stop.error
         return found.gap
@@ -323,8 +329,10 @@ class Steps:
         """exp(a lag), (R, J)."""
         d = lag.astype(self.kind)[:, None]
         angle = d * self.frequency
+        fade = 1.0
+        if self.decay is not None:
+            fade = np.exp(d * self.decay)
         turn = np.empty(angle.shape, dtype=self.whirl)
-        fade = 1.0 if self.decay is None else np.exp(d * self.decay)
         np.multiply(np.cos(angle), fade, out=turn.real)
         np.multiply(np.sin(angle), fade, out=turn.imag)
         return turn
@@ -342,23 +350,30 @@ class Steps:
 
     def _parts(self, z: Floats, curves: Floats) -> tuple[Floats, Floats]:
         """log mu, and the link's argument less log s."""
-        base = curves[..., : self.marks] if self.log_base is None else self.log_base
+        base = self.log_base
+        if base is None:
+            base = curves[..., : self.marks]
         x = z + self.bias
-        return base, x + curves[..., -self.marks :] if self.splined_drift else x
+        if self.splined_drift:
+            x = x + curves[..., -self.marks :]
+        return base, x
 
     def _log_rates(self, z: Floats, curves: Floats) -> Floats:
         """log lambda per mark and unit of the user's time, formed before anything can overflow;
         float64.
         """
-        base, x = (np.asarray(part, dtype=np.float64) for part in self._parts(z, curves))
+        base, x = self._parts(z, curves)
+        base = np.asarray(base, dtype=np.float64)
+        x = np.asarray(x, dtype=np.float64)
         if self.link == "identity":
             logs = np.log(np.exp(base) + x)
         elif self.link == "exp":
             logs = np.logaddexp(base, x)
         else:
             low = x < -36  # where the logarithm of softplus is its argument
-            logs = np.where(low, x, np.log(np.logaddexp(0.0, np.where(low, 0.0, x))))
-            logs = np.logaddexp(base, self.log_scale + logs)
+            softplus = np.logaddexp(0.0, np.where(low, 0.0, x))
+            inside = np.where(low, x, np.log(softplus))
+            logs = np.logaddexp(base, self.log_scale + inside)
         return logs - self.log_unit
 
     def _for_loops(self) -> tuple[Any, ...]:
@@ -406,36 +421,46 @@ class Steps:
         """
         none = np.zeros((0, self.heads), dtype=np.int64)
         size = len(self.frequency) // self.heads
-        found = Series(
-            np.zeros(1), none, none, np.zeros((0, 2, size), dtype=self.kind), SERIES_ERROR
-        )
+        no_rows = np.zeros((0, 2, size), dtype=self.kind)
+        found = Series(np.zeros(1), none, none, no_rows, SERIES_ERROR)
         if self.kind != np.float32 or self.speed == 0:
             return found
         power = self.fading.astype(np.float64) + 1j * self.frequency.astype(np.float64)
+        power = power.reshape(self.heads, -1)
         read = self.read.astype(np.float64).reshape(-1, 2, self.marks)
-        weights = (read[:, 0] - 1j * read[:, 1]).reshape(self.heads, -1, self.marks)
+        weights = read[:, 0] - 1j * read[:, 1]
+        weights = weights.reshape(self.heads, -1, self.marks)
         width = FIRST_PIECE / (self.speed * self.scale)
         while len(found.terms) < MOST_PIECES:
             begin = float(found.ends[-1])
-            terms, rows, width = _piece(power.reshape(self.heads, -1), weights, begin, width)
+            terms, rows, width = _piece(power, weights, begin, width)
             table = np.concatenate([found.table, rows.astype(self.kind)])
             if table.nbytes > SERIES_BYTES:
                 break
-            first = len(found.table) + self.marks * (np.cumsum(terms) - terms)
-            ends = np.append(found.ends, begin + width)
+            before = np.cumsum(terms) - terms
+            first = len(found.table) + self.marks * before
+            end = begin + width
             found = Series(
-                ends,
+                np.append(found.ends, end),
                 np.vstack([found.terms, terms]),
                 np.vstack([found.first, first]),
                 table,
                 SERIES_ERROR,
             )
-            width = WIDER * (begin + width)
+            width = WIDER * end
         return found
 
 
+def _copied(x: torch.Tensor) -> Floats:
+    """The values of a tensor, in float64."""
+    return np.ascontiguousarray(x.detach().cpu().double().numpy())
+
+
 def _piece(
-    power: Complexes, weights: Complexes, begin: float, width: float
+    power: Complexes,
+    weights: Complexes,
+    begin: float,
+    width: float,
 ) -> tuple[NDArray[np.int64], Floats, float]:
     """Chebyshev coefficients of exp(power t) in a piece of time from ``begin`` on, of ``width`` or
     as often halved as is needed.
@@ -443,8 +468,9 @@ def _piece(
     (K, D) power; (K, D, M) weights. What comes back: the terms of each head, all coefficients by
     head, mark and term, (rows, 2, D), and the width.
     """
-    theta = (np.arange(CHEBYSHEV) + 0.5) * math.pi / CHEBYSHEV
-    to_coefficients = np.cos(np.arange(CHEBYSHEV)[:, None] * theta) * 2 / CHEBYSHEV
+    order = np.arange(CHEBYSHEV)
+    theta = (order + 0.5) * math.pi / CHEBYSHEV
+    to_coefficients = np.cos(order[:, None] * theta) * 2 / CHEBYSHEV
     to_coefficients[0] /= 2
     sizes = np.abs(weights).sum(-1) + np.finfo(np.float64).tiny
     while True:
@@ -453,8 +479,10 @@ def _piece(
         each = np.empty_like(values)  # (K, D, CHEBYSHEV)
         each.real = values.real @ to_coefficients.T
         each.imag = values.imag @ to_coefficients.T
-        tails = np.cumsum(np.abs(each[..., ::-1]), -1)[..., ::-1]
-        lost = (sizes[..., None] * tails).sum(1) / sizes.sum(1, keepdims=True)  # (K, CHEBYSHEV)
+        magnitudes = np.abs(each[..., ::-1])
+        tails = np.cumsum(magnitudes, -1)[..., ::-1]
+        weighted = (sizes[..., None] * tails).sum(1)
+        lost = weighted / sizes.sum(1, keepdims=True)  # (K, CHEBYSHEV)
         needed = (lost > SERIES_ERROR).sum(-1)
         if needed.max() <= MOST_TERMS:
             break
@@ -462,9 +490,8 @@ def _piece(
     terms = np.maximum(1, -(-needed // GROUP)) * GROUP
     rows = []
     for head, count in enumerate(terms.tolist()):
-        own = np.einsum("dn,dm->mnd", each[head, :, :count], weights[head]).reshape(
-            -1, power.shape[1]
-        )
+        own = np.einsum("dn,dm->mnd", each[head, :, :count], weights[head])
+        own = own.reshape(-1, power.shape[1])
         rows.append(np.stack([own.real, -own.imag], 1))
     return terms, np.concatenate(rows), width
 

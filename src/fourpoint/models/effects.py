@@ -39,7 +39,7 @@ from jaxtyping import Float, Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import BatchContext, Context, Dataset, UserError
+from fourpoint.events import BatchContext, BatchSteps, Context, Dataset, UserError
 from fourpoint.events.dates import SECONDS
 
 DAY = 86400.0
@@ -133,19 +133,24 @@ class EffectsSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
+        found: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            found[name] = list(value) if isinstance(value, tuple) else value
+        return found
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> EffectsSpec:
         """What :meth:`to_dict` gave."""
-        lists: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
-        }
+        arguments: dict[str, Any] = {}
+        for name, value in values.items():
+            arguments[name] = tuple(value) if isinstance(value, list) else value
         try:
-            return EffectsSpec(**lists)
+            return EffectsSpec(**arguments)
         except TypeError as error:
             raise UserError(
-                "the effects of a saved model", str(error), "Fit the model again."
+                "the effects of a saved model",
+                str(error),
+                "Fit the model again.",
             ) from error
 
     def training_clock(self, rows: int) -> Context:
@@ -164,7 +169,9 @@ class EffectsSpec:
                 "one whose sequences begin at different times",
                 "Pass a history with dates, fit to one long log, or use --calendar none.",
             )
-        return Context(origin=None if self.origin is None else np.full(rows, self.origin))
+        if self.origin is None:
+            return Context(origin=None)
+        return Context(origin=np.full(rows, self.origin))
 
     @property
     def empty(self) -> bool:
@@ -269,10 +276,12 @@ class Effects(nn.Module):
         module's own if they are given.
         """
         kind = dtype or self.weight.dtype
-        weight = (self.weight if weight is None else weight).to(kind)
+        weight = self.weight if weight is None else weight
+        weight = weight.to(kind)
         found = torch.zeros(*times.shape, self.curves, dtype=kind, device=times.device)
         if self.spec.calendar:
-            index, share = self.active(self.local_seconds(times, context))
+            local = self.local_seconds(times, context)
+            index, share = self.active(local)
             flat = nn.functional.embedding_bag(
                 index.reshape(-1, index.shape[-1]),
                 weight[: self.fixed],
@@ -281,23 +290,29 @@ class Effects(nn.Module):
             )
             found = flat.reshape(*times.shape, self.curves)
         if self.spec.covariates:
-            found = found + self.covariates(times, context).to(kind) @ weight[self.fixed :]
+            covariates = self.covariates(times, context).to(kind)
+            found = found + covariates @ weight[self.fixed :]
         return found
 
     def basis(
-        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
     ) -> Float[Tensor, "B ... K"]:
         """All basis functions at ``times``, float64."""
         found = torch.zeros(*times.shape, self.size, dtype=torch.float64, device=times.device)
         if self.spec.calendar:
-            index, share = self.active(self.local_seconds(times, context))
+            local = self.local_seconds(times, context)
+            index, share = self.active(local)
             found.scatter_add_(-1, index, share)
         if self.spec.covariates:
             found[..., self.fixed :] = self.covariates(times, context)
         return found
 
     def local_seconds(
-        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
     ) -> Float[Tensor, "B ..."]:
         """Local time in seconds since 1970-01-01 00:00."""
         if context is None or context.origin is None:
@@ -306,16 +321,20 @@ class Effects(nn.Module):
                 "times without an origin",
                 "Read the log with its timestamps, or fit without --calendar.",
             )
-        origin = context.origin.reshape(-1, *[1] * (times.ndim - 1))
+        trailing = [1] * (times.ndim - 1)
+        origin = context.origin.reshape(-1, *trailing)
         seconds = origin + times * self.spec.seconds
         if self.spec.zone is None:
             return seconds
-        starts, offsets = (x.to(times.device) for x in self._zone)
+        starts, offsets = self._zone
+        starts = starts.to(times.device)
+        offsets = offsets.to(times.device)
         place = torch.searchsorted(starts, seconds.contiguous(), right=True) - 1
         return seconds + offsets[place.clamp(min=0)]
 
     def active(
-        self, local: Float[Tensor, "*T"]
+        self,
+        local: Float[Tensor, "*T"],
     ) -> tuple[Int[Tensor, "*T L"], Float[Tensor, "*T L"]]:
         """The basis functions of the calendar that are not 0 at these local times, and their
         values.
@@ -327,29 +346,28 @@ class Effects(nn.Module):
                 continue
             if name.startswith(HOLIDAYS):
                 days = torch.floor(local / DAY).to(torch.int64)
-                indices.append(torch.full_like(days, columns.start)[..., None])
-                shares.append(self._is_holiday(days).to(torch.float64)[..., None])
-                continue
-            if name == TREND:
+                index = torch.zeros_like(days)[..., None]
+                share = self._is_holiday(days).to(torch.float64)[..., None]
+            elif name == TREND:
                 cell, place = located_in_trend(self.spec.trend, local)
-                indices.append(
-                    cell[..., None] + torch.arange(4, device=cell.device) + columns.start
-                )
-                shares.append(cubic_weights(place))
-                continue
-            term = PERIODIC[name]
-            cell, place = located(term, local)
-            if not term.smooth:
-                indices.append((cell + columns.start)[..., None])
-                shares.append(torch.ones_like(place)[..., None])
-                continue
-            four = (cell[..., None] + torch.arange(4, device=cell.device)) % term.intervals
-            indices.append(four + columns.start)
-            shares.append(cubic_weights(place))
+                index = _four_from(cell)
+                share = cubic_weights(place)
+            elif PERIODIC[name].smooth:
+                cell, place = located(PERIODIC[name], local)
+                index = _four_from(cell) % PERIODIC[name].intervals
+                share = cubic_weights(place)
+            else:
+                cell, place = located(PERIODIC[name], local)
+                index = cell[..., None]
+                share = torch.ones_like(place)[..., None]
+            indices.append(index + columns.start)
+            shares.append(share)
         return torch.cat(indices, -1), torch.cat(shares, -1)
 
     def covariates(
-        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
     ) -> Float[Tensor, "B ... C"]:
         """The standardised covariates at ``times``."""
         if context is None or context.covariates is None:
@@ -360,7 +378,8 @@ class Effects(nn.Module):
                 "Pass the same tables as for the fit.",
             )
         found = context.covariates.at(times)
-        mean, scale = (found.new_tensor(x) for x in (self.spec.mean, self.spec.scale))
+        mean = found.new_tensor(self.spec.mean)
+        scale = found.new_tensor(self.spec.scale)
         return (found - mean) / scale
 
     # ------------------------------------------------------------------ bounds and breakpoints
@@ -377,33 +396,47 @@ class Effects(nn.Module):
         weight = self.weight.to(torch.float64)
         bound = torch.zeros(len(a), self.curves, dtype=torch.float64, device=a.device)
         if self.spec.calendar:
-            low, high = (self.local_seconds(x, context) for x in (a, b))
+            low = self.local_seconds(a, context)
+            high = self.local_seconds(b, context)
             # Where clocks change in between, local time covers up to the change more on both sides.
             slack = ((high - low) - (b - a) * self.spec.seconds).abs()
             slack = slack + 1e-6 * (1 + slack)
-            low, high = low - slack, high + slack
+            low = low - slack
+            high = high + slack
             for name, columns in self.spec.columns.items():
                 if name in self.spec.covariates:
                     continue
                 own = weight[columns]
                 if name.startswith(HOLIDAYS):
-                    bound = bound + own.clamp(min=0)
+                    largest = own.clamp(min=0)
                 elif name == TREND:
-                    bound = bound + largest_of_trend(self.spec.trend, own, low, high)
+                    largest = largest_of_trend(self.spec.trend, own, low, high)
                 else:
-                    bound = bound + largest_periodic(PERIODIC[name], own, low, high)
+                    largest = largest_periodic(PERIODIC[name], own, low, high)
+                bound = bound + largest
         if self.spec.covariates and context is not None and context.covariates is not None:
-            steps = context.covariates
-            until = torch.cat(
-                [steps.times[:, 1:], torch.full_like(steps.times[:, :1], torch.inf)], 1
-            )
-            begins = torch.cat([torch.full_like(a[:, None], -torch.inf), steps.times[:, 1:]], 1)
-            touched = (begins <= b[:, None]) & (until >= a[:, None])
-            mean, scale = (a.new_tensor(x) for x in (self.spec.mean, self.spec.scale))
-            each = ((steps.values - mean) / scale) @ weight[self.fixed :]
-            bound = bound + torch.where(touched[..., None], each, -torch.inf).amax(1)
+            bound = bound + self._largest_of_covariates(a, b, context.covariates)
         allowance = 64 * torch.finfo(dtype).eps * (1 + weight.abs().amax())
         return bound + allowance
+
+    def _largest_of_covariates(
+        self,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
+        steps: BatchSteps,
+    ) -> Float[Tensor, "B R"]:
+        """The largest sum of the terms of the covariates on [a, b]."""
+        weight = self.weight.to(torch.float64)
+        changes = steps.times[:, 1:]
+        forever = torch.full_like(a[:, None], torch.inf)
+        begins = torch.cat([-forever, changes], 1)
+        until = torch.cat([changes, forever], 1)
+        touched = (begins <= b[:, None]) & (until >= a[:, None])
+        mean = a.new_tensor(self.spec.mean)
+        scale = a.new_tensor(self.spec.scale)
+        standardised = (steps.values - mean) / scale
+        each = standardised @ weight[self.fixed :]
+        return torch.where(touched[..., None], each, -torch.inf).amax(1)
 
     def cuts(
         self,
@@ -418,11 +451,8 @@ class Effects(nn.Module):
         rows = [np.zeros(0)] * len(low)
         if self.spec.calendar:
             assert context is not None and context.origin is not None  # `local_seconds` asks
-            origins = context.origin.tolist()
-            rows = [
-                self._calendar_cuts(*edges, finest)
-                for edges in zip(low.tolist(), high.tolist(), origins, strict=True)
-            ]
+            windows = zip(low.tolist(), high.tolist(), context.origin.tolist(), strict=True)
+            rows = [self._calendar_cuts(*window, finest) for window in windows]
         longest = max((len(row) for row in rows), default=0)
         found = np.full((len(rows), longest), np.inf)
         for i, row in enumerate(rows):
@@ -433,7 +463,11 @@ class Effects(nn.Module):
         return cuts
 
     def _calendar_cuts(
-        self, low: float, high: float, origin: float, finest: float
+        self,
+        low: float,
+        high: float,
+        origin: float,
+        finest: float,
     ) -> NDArray[np.float64]:
         """The cuts of one sequence: every day or part of one in local time, and where clocks
         change.
@@ -447,14 +481,17 @@ class Effects(nn.Module):
                 step = min(step, term.period / term.intervals)
             elif term.period < YEAR:
                 step = min(step, finest)
-        first, last = origin + low * self.spec.seconds, origin + high * self.spec.seconds
+        first = origin + low * self.spec.seconds
+        last = origin + high * self.spec.seconds
         starts, offsets = (x.numpy() for x in self._zone)
-        inside = starts[(starts > first) & (starts < last)]
-        edges = np.concatenate([[first], inside, [last]])
-        found = [inside]
+        changes = starts[(starts > first) & (starts < last)]
+        edges = np.concatenate([[first], changes, [last]])
+        found = [changes]
         for a, b in zip(edges[:-1], edges[1:], strict=True):
-            shift = float(offsets[max(0, int(np.searchsorted(starts, a, side="right")) - 1)])
-            grid = np.arange(math.ceil((a + shift) / step), math.floor((b + shift) / step) + 1)
+            shift = offset_at(starts, offsets, a)
+            lowest = math.ceil((a + shift) / step)
+            highest = math.floor((b + shift) / step)
+            grid = np.arange(lowest, highest + 1)
             found.append(grid * step - shift)
         seconds = np.unique(np.concatenate(found))
         return (seconds - origin) / self.spec.seconds
@@ -465,7 +502,8 @@ class Effects(nn.Module):
         return torch.from_numpy(starts), torch.from_numpy(offsets)
 
     def _is_holiday(self, days: Int[Tensor, "*T"]) -> Tensor:
-        table = torch.tensor(self.spec.holidays or [-1], dtype=torch.int64, device=days.device)
+        holidays = self.spec.holidays or [-1]
+        table = torch.tensor(holidays, dtype=torch.int64, device=days.device)
         return torch.isin(days, table)
 
 
@@ -473,12 +511,19 @@ class Effects(nn.Module):
 
 
 def located(
-    term: Periodic, local: Float[Tensor, "*T"]
+    term: Periodic,
+    local: Float[Tensor, "*T"],
 ) -> tuple[Int[Tensor, "*T"], Float[Tensor, "*T"]]:
     """The interval of each local time, and the place inside it, from 0 to 1."""
-    phase = torch.remainder(local - term.origin, term.period) / term.period * term.intervals
-    cell = phase.floor().clamp(max=term.intervals - 1)
-    return cell.to(torch.int64), phase - cell
+    phase = torch.remainder(local - term.origin, term.period)
+    place = phase / term.period * term.intervals
+    cell = place.floor().clamp(max=term.intervals - 1)
+    return cell.to(torch.int64), place - cell
+
+
+def _four_from(cell: Int[Tensor, "*T"]) -> Int[Tensor, "*T 4"]:
+    """The four splines that are not 0 in an interval, numbered before they are wrapped round."""
+    return cell[..., None] + torch.arange(4, device=cell.device)
 
 
 def cubic_weights(u: Float[Tensor, "*T"]) -> Float[Tensor, "*T 4"]:
@@ -494,7 +539,8 @@ def cubic_weights(u: Float[Tensor, "*T"]) -> Float[Tensor, "*T 4"]:
 
 
 def located_in_trend(
-    trend: Sequence[float], local: Float[Tensor, "*T"]
+    trend: Sequence[float],
+    local: Float[Tensor, "*T"],
 ) -> tuple[Int[Tensor, "*T"], Float[Tensor, "*T"]]:
     """The interval of each local time, and the place inside it; the ends for times outside."""
     first, width, intervals = trend
@@ -510,9 +556,13 @@ def bezier_peaks(
     c3: Float[Tensor, "K R"],
 ) -> Float[Tensor, "K R"]:
     """The largest Bezier point of each interval of a cubic B-spline with these coefficients."""
-    left = (c0 + 4 * c1 + c2) / 6
-    right = (c1 + 4 * c2 + c3) / 6
-    return torch.stack([left, (2 * c1 + c2) / 3, (c1 + 2 * c2) / 3, right]).amax(0)
+    points = (
+        (c0 + 4 * c1 + c2) / 6,
+        (2 * c1 + c2) / 3,
+        (c1 + 2 * c2) / 3,
+        (c1 + 4 * c2 + c3) / 6,
+    )
+    return torch.stack(points).amax(0)
 
 
 def largest_of_trend(
@@ -523,7 +573,8 @@ def largest_of_trend(
 ) -> Float[Tensor, "B R"]:
     """An upper bound of a trend on local times [low, high]."""
     intervals = int(trend[2])
-    peaks = bezier_peaks(*(weight[k : k + intervals] for k in range(4)))
+    coefficients = [weight[k : k + intervals] for k in range(4)]
+    peaks = bezier_peaks(*coefficients)
     first, _ = located_in_trend(trend, low)
     last, _ = located_in_trend(trend, high)
     cell = torch.arange(intervals, device=low.device)
@@ -540,17 +591,18 @@ def largest_periodic(
     """An upper bound of the curves of a term on local times [low, high]: splines lie below their
     Bezier points.
     """
+    peaks = weight
     if term.smooth:
-        peaks = bezier_peaks(*(weight.roll(-k, 0) for k in range(4)))
-    else:
-        peaks = weight
-    wide = term.period / term.intervals
-    first = torch.floor((low - term.origin) / wide)
-    count = torch.floor((high - term.origin) / wide) - first
+        coefficients = [weight.roll(-k, 0) for k in range(4)]
+        peaks = bezier_peaks(*coefficients)
+    width = term.period / term.intervals
+    first = torch.floor((low - term.origin) / width)
+    last = torch.floor((high - term.origin) / width)
     offset = torch.arange(term.intervals, device=low.device)
-    index = torch.remainder(first[:, None] + offset, term.intervals).to(torch.int64)
-    touched = offset <= count[:, None]
-    return torch.where(touched[..., None], peaks[index], -torch.inf).amax(1)
+    index = torch.remainder(first[:, None] + offset, term.intervals)
+    touched = offset <= (last - first)[:, None]
+    peaks = peaks[index.to(torch.int64)]
+    return torch.where(touched[..., None], peaks, -torch.inf).amax(1)
 
 
 # ---------------------------------------------------------------------- time zones and holidays
@@ -571,22 +623,29 @@ def zone_offsets(zone: str | None) -> tuple[NDArray[np.float64], NDArray[np.floa
         known = ZoneInfo(zone)
     except (KeyError, ValueError, OSError) as error:
         raise UserError(
-            "a known time zone", repr(zone), "Use a name such as Europe/Berlin."
+            "a known time zone",
+            repr(zone),
+            "Use a name such as Europe/Berlin.",
         ) from error
 
     def offset(second: int) -> int:
-        moment = datetime.fromtimestamp(second, UTC).astimezone(known).utcoffset()
-        return 0 if moment is None else int(moment.total_seconds())
+        moment = datetime.fromtimestamp(second, UTC).astimezone(known)
+        shift = moment.utcoffset()
+        return 0 if shift is None else int(shift.total_seconds())
 
     first = int(datetime(FIRST_YEAR, 1, 1, tzinfo=UTC).timestamp())
     last = int(datetime(LAST_YEAR, 1, 1, tzinfo=UTC).timestamp())
-    starts, offsets = [-np.inf], [float(offset(first))]
+    low = first
+    here = offset(first)
+    starts = [-np.inf]
+    offsets = [float(here)]
     step = int(DAY) * 4
-    low, here = first, offset(first)
     for high in range(first + step, last, step):
         there = offset(high)
         if there != here:
-            a, b = low, high
+            # Bisection for the second at which the offset changes.
+            a = low
+            b = high
             while b - a > 1:
                 middle = (a + b) // 2
                 if offset(middle) == here:
@@ -595,8 +654,19 @@ def zone_offsets(zone: str | None) -> tuple[NDArray[np.float64], NDArray[np.floa
                     b = middle
             starts.append(float(b))
             offsets.append(float(there))
-        low, here = high, there
+        low = high
+        here = there
     return np.array(starts), np.array(offsets)
+
+
+def offset_at(
+    starts: NDArray[np.float64],
+    offsets: NDArray[np.float64],
+    second: float,
+) -> float:
+    """The offset of local time from UTC at ``second``, from the table of `zone_offsets`."""
+    place = int(np.searchsorted(starts, second, side="right")) - 1
+    return float(offsets[max(0, place)])
 
 
 def holiday_days(country: str, first_year: int, last_year: int) -> tuple[int, ...]:
@@ -644,21 +714,15 @@ def effects_of(
         check_term(name)
     context = data.context
     if calendar and (context is None or context.origin is None):
+        of_unit = f" of {data.unit}" if data.unit else ""
         raise UserError(
             "data with dates for a calendar",
-            f"times as numbers{f' of {data.unit}' if data.unit else ''}",
+            f"times as numbers{of_unit}",
             "Read a log with timestamps, or leave out --calendar.",
         )
     unit = seconds_per_unit(data) if seconds is None else seconds
-    local = zone if zone is not None or data.log is None else data.log.zone
-    days: tuple[int, ...] = ()
-    for name in calendar:
-        if name.startswith(HOLIDAYS):
-            assert context is not None and context.origin is not None
-            first = datetime.fromtimestamp(float(np.min(context.origin + data.starts * unit)), UTC)
-            last = datetime.fromtimestamp(float(np.max(context.origin + data.stops * unit)), UTC)
-            years = (first.year - 1, last.year + FURTHER_YEARS)
-            days += holiday_days(name.removeprefix(HOLIDAYS), *years)
+    if zone is None and data.log is not None:
+        zone = data.log.zone
     names: tuple[str, ...] = ()
     mean: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
@@ -669,9 +733,40 @@ def effects_of(
     if calendar and context is not None and context.origin is not None and len(context.origin):
         same = bool(np.all(context.origin == context.origin[0]))
         origin = float(context.origin[0]) if same else None
-    free_days = tuple(sorted(set(days)))
-    trend = trend_of(data, unit, local) if TREND in calendar else ()
-    return EffectsSpec(tuple(calendar), local, unit, names, mean, scale, free_days, origin, trend)
+    return EffectsSpec(
+        calendar=tuple(calendar),
+        zone=zone,
+        seconds=unit,
+        covariates=names,
+        mean=mean,
+        scale=scale,
+        holidays=_holidays_of(data, calendar, unit),
+        origin=origin,
+        trend=trend_of(data, unit, zone) if TREND in calendar else (),
+    )
+
+
+def _holidays_of(data: Dataset, calendar: Sequence[str], unit: float) -> tuple[int, ...]:
+    """The days of all holidays among the terms, from the year before the data on."""
+    countries = [name.removeprefix(HOLIDAYS) for name in calendar if name.startswith(HOLIDAYS)]
+    if not countries:
+        return ()
+    begin, end = _covered(data, unit)
+    first = datetime.fromtimestamp(begin, UTC).year - 1
+    last = datetime.fromtimestamp(end, UTC).year + FURTHER_YEARS
+    days: set[int] = set()
+    for country in countries:
+        days.update(holiday_days(country, first, last))
+    return tuple(sorted(days))
+
+
+def _covered(data: Dataset, unit: float) -> tuple[float, float]:
+    """The seconds since 1970 at which the first window begins and the last one ends."""
+    assert data.context is not None and data.context.origin is not None
+    origin = data.context.origin
+    begin = float(np.min(origin + data.starts * unit))
+    end = float(np.max(origin + data.stops * unit))
+    return begin, end
 
 
 def trend_of(data: Dataset, unit: float, zone: str | None) -> tuple[float, float, float]:
@@ -679,12 +774,9 @@ def trend_of(data: Dataset, unit: float, zone: str | None) -> tuple[float, float
     between neighbours, and the number of intervals. The last knot is the last midnight in the data,
     so that the level of the last days continues.
     """
-    assert data.context is not None and data.context.origin is not None
-    begin = float(np.min(data.context.origin + data.starts * unit))
-    end = float(np.max(data.context.origin + data.stops * unit))
+    begin, end = _covered(data, unit)
     starts, offsets = zone_offsets(zone)
-    place = max(0, int(np.searchsorted(starts, end, side="right")) - 1)
-    last = math.floor((end + float(offsets[place])) / DAY) * DAY
+    last = math.floor((end + offset_at(starts, offsets, end)) / DAY) * DAY
     days = max(1, math.floor((end - begin) / DAY))
     intervals = min(MOST_INTERVALS, max(1, round(days * DAY / TREND_INTERVAL)))
     width = max(1, math.floor(days / intervals)) * DAY
@@ -718,13 +810,15 @@ def _moments(data: Dataset) -> tuple[tuple[float, ...], tuple[float, ...]]:
     weight = np.maximum(high - low, 0.0)
     weight = weight / weight.sum()
     mean = weight @ steps.values
-    spread = np.sqrt(np.maximum(weight @ (steps.values - mean) ** 2, 0.0))
+    variance = weight @ (steps.values - mean) ** 2
+    spread = np.sqrt(np.maximum(variance, 0.0))
     flat = np.flatnonzero(spread <= 1e-12 * (1 + np.abs(mean)))
     if len(flat):
-        name = steps.names[int(flat[0])]
+        first = int(flat[0])
+        name = steps.names[first]
         raise UserError(
             "covariates that vary in the training data",
-            f"{name} = {mean[flat[0]]:g} throughout",
+            f"{name} = {mean[first]:g} throughout",
             f"Leave out {name}, or train on data in which it varies.",
         )
     return tuple(mean.tolist()), tuple(spread.tolist())

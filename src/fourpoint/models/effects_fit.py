@@ -18,7 +18,7 @@ Standard errors are from the inverse of the penalised information.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 NODES = 3  # of the Gauss rule on each piece
 PIECE = 3600.0  # seconds between cuts of splines of the day and of the week
+PIECE_TIMES = 100_000  # whose basis functions are found at once
 MOST_NODES = 400_000  # beyond them pieces are drawn at random, with weights
 MOST_MARKS = 40  # that have weights of their own
 TINY = 1e-4  # of the ridge that makes level and terms identifiable
@@ -92,9 +93,8 @@ def fit_effects(
     """
     design = integral_design(data, spec, factor, merged=True)
     M = data.marks.count
-    blocks = _blocks(spec, least)
     sums = event_sums(data, spec)
-    pooled = _fit(sums.sum(0), design, blocks, None)
+    pooled = _fit(sums.sum(0), design, _blocks(spec, least), None)
     counts = sums[:, 0]
     share = np.maximum(counts, 0.5) / max(1.0, counts.sum())
     level = pooled.point[0] + np.log(share)
@@ -102,25 +102,49 @@ def fit_effects(
     covariance = pooled.covariance[None]
     own = 1 < M <= MOST_MARKS
     if own:
-        each = []
-        shrunk = _shrunk(spec)
-        for m in range(M):
-            if counts[m] == 0:
-                each.append(pooled.covariance)
-                continue
-            around = np.append(level[m], pooled.point[1:])
-            found = _fit(sums[m], design, _deviation(shrunk), around, ~shrunk)
-            level[m] = found.point[0]
-            weight[:, m] = found.point[1:]
-            # What is not known of the pooled weights is not known of those shrunk to them either.
-            near = np.append(False, shrunk)
-            each.append(found.covariance + np.where(np.outer(near, near), pooled.covariance, 0.0))
-        covariance = np.stack(each)
+        covariance = _fit_each_mark(spec, design, sums, pooled, level, weight)
     level, weight = centred(spec, design, level, weight)
-    names = data.marks.names if own else ("",)
-    ratios = rate_ratios(spec, weight if own else weight[:, :1], covariance, tuple(names))
-    notes = ratio_notes(ratios)
-    return EffectsFit(level, weight, covariance, pooled.penalties, ratios, notes)
+    if own:
+        ratios = rate_ratios(spec, weight, covariance, tuple(data.marks.names))
+    else:
+        ratios = rate_ratios(spec, weight[:, :1], covariance, ("",))
+    return EffectsFit(
+        level=level,
+        weight=weight,
+        covariance=covariance,
+        penalties=pooled.penalties,
+        rate_ratios=ratios,
+        notes=ratio_notes(ratios),
+    )
+
+
+def _fit_each_mark(
+    spec: EffectsSpec,
+    design: Design,
+    sums: Float[ndarray, "M P"],
+    pooled: _Found,
+    level: Float[ndarray, " M"],
+    weight: Float[ndarray, "K M"],
+) -> Float[ndarray, "M P P"]:
+    """Replace ``level`` and ``weight``, in place, by those of every mark, shrunk to the pooled
+    ones; the covariances.
+    """
+    shrunk = _shrunk(spec)
+    deviation = _deviation(shrunk)
+    # What is not known of the pooled weights is not known of those shrunk to them either.
+    near = np.append(False, shrunk)
+    inherited = np.where(np.outer(near, near), pooled.covariance, 0.0)
+    covariances = []
+    for m in range(len(sums)):
+        if sums[m, 0] == 0:
+            covariances.append(pooled.covariance)
+            continue
+        around = np.append(level[m], pooled.point[1:])
+        found = _fit(sums[m], design, deviation, around, ~shrunk)
+        level[m] = found.point[0]
+        weight[:, m] = found.point[1:]
+        covariances.append(found.covariance + inherited)
+    return np.stack(covariances)
 
 
 # ---------------------------------------------------------------------- the design
@@ -129,23 +153,23 @@ def fit_effects(
 def event_sums(data: Dataset, spec: EffectsSpec) -> Float[ndarray, "M P"]:
     """The sums of 1 and of every basis function over the scored events of each mark."""
     effects = Effects(spec, 1, torch.float64)
-    context = Context() if data.context is None else data.context
-    row = np.repeat(np.arange(len(data)), data.lengths)
-    kept = np.flatnonzero(data.scored)
+    context = _context_of(data)
+    kept, owner = _scored_events(data)
     width = effects.size + 1
     sums = np.zeros(data.marks.count * width)
-    for first in range(0, len(kept), 100_000):
-        some = kept[first : first + 100_000]
-        own = context.at_each(row[some], data.times[some])
-        at = torch.from_numpy(data.times[some].copy())
+    for piece in _pieces(len(kept)):
+        some = kept[piece]
+        own = context.at_each(owner[piece], data.times[some])
+        times = torch.from_numpy(data.times[some].copy())
         place = data.mark_ids[some] * width
         sums += np.bincount(place, minlength=len(sums))
         if spec.calendar:
-            index, share = effects.active(effects.local_seconds(at, own))
+            local = effects.local_seconds(times, own)
+            index, share = effects.active(local)
             flat = (place[:, None] + 1 + index.numpy()).ravel()
             sums += np.bincount(flat, share.numpy().ravel(), len(sums))
         if spec.covariates:
-            values = effects.covariates(at, own).numpy()
+            values = effects.covariates(times, own).numpy()
             columns = 1 + effects.fixed + np.arange(values.shape[1])
             flat = (place[:, None] + columns).ravel()
             sums += np.bincount(flat, values.ravel(), len(sums))
@@ -164,14 +188,34 @@ def integral_design(
     rhythms of day and week matters.
     """
     effects = Effects(spec, 1, torch.float64)
-    context = Context() if data.context is None else data.context
+    context = _context_of(data)
     times, weights, owner = integral_nodes(data, effects, factor)
     if merged and _weekly(spec):
         times, weights, owner = _merged(effects, context, times, weights, owner)
-    nothing = np.zeros((0, effects.size + 1))
     return Design(
-        nothing, np.zeros(0, dtype=np.int64), _rows(effects, context, times, owner), weights
+        events=np.zeros((0, effects.size + 1)),
+        marks=np.zeros(0, dtype=np.int64),
+        nodes=_rows(effects, context, times, owner),
+        weights=weights,
     )
+
+
+def _context_of(data: Dataset) -> Context:
+    """The context of ``data``, empty where it has none."""
+    return Context() if data.context is None else data.context
+
+
+def _scored_events(data: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Which events are scored, and the sequence of each of them."""
+    row = np.repeat(np.arange(len(data)), data.lengths)
+    kept = np.flatnonzero(data.scored)
+    return kept, row[kept]
+
+
+def _pieces(count: int) -> Iterator[slice]:
+    """Slices of at most PIECE_TIMES that cover ``count`` times."""
+    for first in range(0, count, PIECE_TIMES):
+        yield slice(first, first + PIECE_TIMES)
 
 
 def _weekly(spec: EffectsSpec) -> bool:
@@ -191,35 +235,45 @@ def _merged(
     """One node for each local time of the week, to a thousandth of a second."""
     phase = _week_phases(effects, context, times, owner)
     _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
-    return times[shown], np.bincount(which, weights), owner[shown]
+    summed = np.bincount(which, weights)
+    return times[shown], summed, owner[shown]
 
 
 def _week_phases(
-    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " Q"],
+    owner: ndarray,
 ) -> ndarray:
     """Local times of the week, in whole milliseconds."""
     local = _local_seconds(effects, context, times, owner)
-    return np.round(np.remainder(local, WEEK) * 1e3).astype(np.int64)
+    phase = np.remainder(local, WEEK)
+    return np.round(phase * 1e3).astype(np.int64)
 
 
 def _local_days(
-    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " Q"],
+    owner: ndarray,
 ) -> ndarray:
     """Local days, numbered."""
-    return np.floor(_local_seconds(effects, context, times, owner) / DAY).astype(np.int64)
+    local = _local_seconds(effects, context, times, owner)
+    return np.floor(local / DAY).astype(np.int64)
 
 
 def _local_seconds(
-    effects: Effects, context: Context, times: Float[ndarray, " Q"], owner: ndarray
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " Q"],
+    owner: ndarray,
 ) -> Float[ndarray, " Q"]:
     """Seconds of local time at ``times`` of the sequences ``owner``."""
     local = np.zeros(len(times))
-    for first in range(0, len(times), 100_000):
-        piece = slice(first, first + 100_000)
+    for piece in _pieces(len(times)):
+        own = context.at_each(owner[piece], times[piece])
         at = torch.from_numpy(times[piece].copy())
-        local[piece] = effects.local_seconds(
-            at, context.at_each(owner[piece], times[piece])
-        ).numpy()
+        local[piece] = effects.local_seconds(at, own).numpy()
     return local
 
 
@@ -232,11 +286,11 @@ def sequence_scores(
     """The gradient of every sequence's log-likelihood in (level, weights), all marks pooled, with
     these factors of its rate.
     """
-    context = Context() if data.context is None else data.context
-    row = np.repeat(np.arange(len(data)), data.lengths)
-    kept = np.flatnonzero(data.scored)
+    context = _context_of(data)
+    kept, owner = _scored_events(data)
     scores = np.zeros((len(data), len(theta)))
-    np.add.at(scores, row[kept], _rows(effects, context, data.times[kept], row[kept]))
+    events = _rows(effects, context, data.times[kept], owner)
+    np.add.at(scores, owner, events)
     times, weights, owner = integral_nodes(data, effects, factor, shared=False)
     nodes = _rows(effects, context, times, owner)
     mass = weights * np.exp(np.minimum(nodes @ theta, 700.0))
@@ -245,42 +299,67 @@ def sequence_scores(
 
 
 def centred(
-    spec: EffectsSpec, design: Design, level: Float[ndarray, " M"], weight: Float[ndarray, "K M"]
+    spec: EffectsSpec,
+    design: Design,
+    level: Float[ndarray, " M"],
+    weight: Float[ndarray, "K M"],
 ) -> tuple[Float[ndarray, " M"], Float[ndarray, "K M"]]:
     """The same rates, with levels that are the logarithms of the mean rates over the exposed time.
 
     The basis functions of a term of the calendar sum to 1, so that a constant can be moved from
     them to the level. Without such a term nothing changes.
     """
-    term = next((name for name in spec.calendar if not name.startswith(HOLIDAYS)), None)
-    if term is None or not len(design.weights):
+    terms = [name for name in spec.calendar if not name.startswith(HOLIDAYS)]
+    if not terms or not len(design.weights):
         return level, weight
-    factor = np.exp(np.minimum(design.nodes[:, 1:] @ weight, 700.0))
-    shift = np.log(design.weights @ factor / design.weights.sum())
+    log_factor = design.nodes[:, 1:] @ weight
+    factor = np.exp(np.minimum(log_factor, 700.0))
+    mean = design.weights @ factor / design.weights.sum()
+    shift = np.log(mean)
     moved = weight.copy()
-    moved[spec.columns[term]] -= shift
+    moved[spec.columns[terms[0]]] -= shift
     return level + shift, moved
 
 
 def penalty_of(spec: EffectsSpec, penalties: dict[str, float]) -> Float[ndarray, "P P"]:
     """The matrix of the quadratic penalty of (level, weights) with these strengths."""
-    size = 1 + sum(part.stop - part.start for part in spec.columns.values())
-    penalty = np.diag(np.append(0.0, np.full(size - 1, TINY)))
-    for block in _blocks(spec):
-        penalty[block.columns, block.columns] += penalties[block.name] * block.matrix
+    ridge = np.full(1 + _size(spec), TINY)
+    ridge[0] = 0.0
+    return _penalty(ridge, _blocks(spec), penalties)
+
+
+def _size(spec: EffectsSpec) -> int:
+    """The number of basis functions of all terms."""
+    return sum(part.stop - part.start for part in spec.columns.values())
+
+
+def _penalty(
+    ridge: Float[ndarray, " P"],
+    blocks: list[_Block],
+    strength: dict[str, float],
+) -> Float[ndarray, "P P"]:
+    """The matrix of the quadratic penalty: a ridge, and a block for each term."""
+    penalty = np.diag(ridge)
+    for block in blocks:
+        own = block.columns
+        penalty[own, own] += strength[block.name] * block.matrix
     return penalty
 
 
 def _rows(
-    effects: Effects, context: Context, times: Float[ndarray, " T"], rows: ndarray
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " T"],
+    rows: ndarray,
 ) -> Float[ndarray, "T P"]:
     """1 and the basis at ``times`` of the sequences ``rows``."""
     parts = [np.zeros((0, effects.size + 1))]
-    for first in range(0, len(times), 100_000):
-        piece = slice(first, first + 100_000)
+    for piece in _pieces(len(times)):
         own = context.at_each(rows[piece], times[piece])
-        found = effects.basis(torch.from_numpy(times[piece].copy()), own).numpy()
-        parts.append(np.concatenate([np.ones((len(found), 1)), found], 1))
+        at = torch.from_numpy(times[piece].copy())
+        basis = effects.basis(at, own).numpy()
+        level = np.ones((len(basis), 1))
+        parts.append(np.concatenate([level, basis], 1))
     return np.concatenate(parts)
 
 
@@ -303,28 +382,36 @@ def integral_nodes(
     times, weights, rows = [], [], []
     x, w = (part.numpy() for part in gauss_legendre(NODES))
     # Segments of the sequences of a group are added up before nodes are placed.
-    order = np.argsort(group[owner], kind="stable")
-    bounds = np.searchsorted(group[owner][order], np.arange(group.max(initial=0) + 2))
+    group_of = group[owner]
+    order = np.argsort(group_of, kind="stable")
+    bounds = np.searchsorted(group_of[order], np.arange(group.max(initial=0) + 2))
     for g in range(len(bounds) - 1):
         own = order[bounds[g] : bounds[g + 1]]
         if not len(own):
             continue
         row = int(owner[own[0]])
-        low, high = float(left[own].min()), float(right[own].max())
-        cuts = _fit_cuts(effects, context, row, low, high)
-        edges = np.unique(np.concatenate([left[own], right[own], cuts]))
+        begins = left[own]
+        ends = right[own]
+        factors = factor[own]
+        cuts = _fit_cuts(effects, context, row, float(begins.min()), float(ends.max()))
+        edges = np.unique(np.concatenate([begins, ends, cuts]))
         change = np.zeros(len(edges))
-        np.add.at(change, np.searchsorted(edges, left[own]), factor[own])
-        np.add.at(change, np.searchsorted(edges, right[own]), -factor[own])
+        np.add.at(change, np.searchsorted(edges, begins), factors)
+        np.add.at(change, np.searchsorted(edges, ends), -factors)
         level = np.cumsum(change)[:-1]
-        width = np.diff(edges)
-        full = level > 1e-9 * max(1e-300, float(factor[own].max()))
-        a, width, level = edges[:-1][full], width[full], level[full]
-        times.append((a[:, None] + width[:, None] * x).ravel())
-        weights.append(((level * width)[:, None] * w).ravel())
-        rows.append(np.full(times[-1].shape, row))
-    found = np.concatenate(times), np.concatenate(weights), np.concatenate(rows)
-    return _thinned(*found)
+        full = level > 1e-9 * max(1e-300, float(factors.max()))
+        start = edges[:-1][full]
+        width = np.diff(edges)[full]
+        nodes = start[:, None] + width[:, None] * x
+        mass = (level[full] * width)[:, None] * w
+        times.append(nodes.ravel())
+        weights.append(mass.ravel())
+        rows.append(np.full(nodes.size, row))
+    return _thinned(
+        np.concatenate(times),
+        np.concatenate(weights),
+        np.concatenate(rows),
+    )
 
 
 def exposed_segments(
@@ -334,61 +421,81 @@ def exposed_segments(
     exposure, and the sequence of each.
     """
     context = data.context
-    low = data.starts
-    if context is not None and context.scored_from is not None:
-        low = np.maximum(low, context.scored_from)
+    low = _scored_starts(data)
     if context is None or context.exposure is None:
         rows = np.arange(len(data))
         return low, data.stops, np.ones(len(data)), rows
     steps = context.exposure
+    firsts = steps.offsets[:-1]
+    lasts = steps.offsets[1:] - 1
     row = np.repeat(np.arange(len(data)), np.diff(steps.offsets))
     begin = steps.times.copy()
-    begin[steps.offsets[:-1]] = -np.inf
+    begin[firsts] = -np.inf
     end = np.append(steps.times[1:], np.inf)
-    end[steps.offsets[1:] - 1] = np.inf
+    end[lasts] = np.inf
     left = np.maximum(begin, low[row])
     right = np.minimum(end, data.stops[row])
-    full = (right > left) & (steps.values[:, 0] > 0)
-    return left[full], right[full], steps.values[full, 0], row[full]
+    exposure = steps.values[:, 0]
+    full = (right > left) & (exposure > 0)
+    return left[full], right[full], exposure[full], row[full]
+
+
+def _scored_starts(data: Dataset) -> Float[ndarray, " S"]:
+    """When scoring of every sequence begins."""
+    if data.context is None or data.context.scored_from is None:
+        return data.starts
+    return np.maximum(data.starts, data.context.scored_from)
 
 
 def _alike(data: Dataset) -> NDArray[np.int64]:
     """A number for each sequence, the same for those with the same origin and covariates."""
     context = data.context
+    found = np.zeros(len(data), dtype=np.int64)
     if context is None:
-        return np.zeros(len(data), dtype=np.int64)
+        return found
     numbers: dict[tuple[float, bytes, bytes], int] = {}
-    found = np.empty(len(data), dtype=np.int64)
     steps = context.covariates
     for i in range(len(data)):
-        origin = 0.0 if context.origin is None else float(context.origin[i])
-        times, values = b"", b""
+        origin = 0.0
+        if context.origin is not None:
+            origin = float(context.origin[i])
+        times = values = b""
         if steps is not None:
             own = steps.row(i)
-            times, values = steps.times[own].tobytes(), steps.values[own].tobytes()
-        found[i] = numbers.setdefault((origin, times, values), len(numbers))
+            times = steps.times[own].tobytes()
+            values = steps.values[own].tobytes()
+        key = (origin, times, values)
+        found[i] = numbers.setdefault(key, len(numbers))
     return found
 
 
 def _fit_cuts(
-    effects: Effects, context: Context | None, row: int, low: float, high: float
+    effects: Effects,
+    context: Context | None,
+    row: int,
+    low: float,
+    high: float,
 ) -> Float[ndarray, " J"]:
     if context is None:
         return np.zeros(0)
     own = context.batch(np.array([row]))
-    first, last = (torch.tensor([x], dtype=torch.float64) for x in (low, high))
+    first = torch.tensor([low], dtype=torch.float64)
+    last = torch.tensor([high], dtype=torch.float64)
     cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
     return cuts[(cuts > low) & (cuts < high)]
 
 
 def _thinned(
-    times: Float[ndarray, " Q"], weights: Float[ndarray, " Q"], rows: ndarray
+    times: Float[ndarray, " Q"],
+    weights: Float[ndarray, " Q"],
+    rows: ndarray,
 ) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray]:
     """All nodes, or about MOST_NODES of them drawn at random with larger weights."""
     if len(times) <= MOST_NODES:
         return times, weights, rows
     share = MOST_NODES / len(times)
-    kept = np.random.default_rng(0).random(len(times)) < share
+    random = np.random.default_rng(0)
+    kept = random.random(len(times)) < share
     return times[kept], weights[kept] / share, rows[kept]
 
 
@@ -412,21 +519,30 @@ class Blocks:
         these are ``weekly``, nodes of one time of the week are one, with the sum of their weights.
         """
         d = self.design
-        e, q = chosen[self.of_events], np.flatnonzero(chosen[self.of_nodes])
-        weights = d.weights[q]
+        events = chosen[self.of_events]
+        nodes = np.flatnonzero(chosen[self.of_nodes])
+        weights = d.weights[nodes]
         if weekly and self.phase is not None:
-            _, shown, which = np.unique(self.phase[q], return_index=True, return_inverse=True)
+            phase = self.phase[nodes]
+            _, shown, which = np.unique(phase, return_index=True, return_inverse=True)
             weights = np.bincount(which, weights)
-            q = q[shown]
-        return Design(d.events[e][:, columns], d.marks[e], d.nodes[q][:, columns], weights)
+            nodes = nodes[shown]
+        return Design(
+            events=d.events[events][:, columns],
+            marks=d.marks[events],
+            nodes=d.nodes[nodes][:, columns],
+            weights=weights,
+        )
 
     def scores(self, point: Float[ndarray, " P"], columns: ndarray) -> Float[ndarray, " count"]:
         """The log-likelihood of every block, all marks pooled."""
         d = self.design
-        logs = d.events[:, columns] @ point
-        expected = d.weights * np.exp(np.minimum(d.nodes[:, columns] @ point, 700.0))
-        gained = np.bincount(self.of_events, logs, self.count)
-        return gained - np.bincount(self.of_nodes, expected, self.count)
+        log_rates = d.events[:, columns] @ point
+        log_rates_at_nodes = d.nodes[:, columns] @ point
+        expected = d.weights * np.exp(np.minimum(log_rates_at_nodes, 700.0))
+        gained = np.bincount(self.of_events, log_rates, self.count)
+        lost = np.bincount(self.of_nodes, expected, self.count)
+        return gained - lost
 
 
 def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
@@ -437,59 +553,77 @@ def blocks_of(data: Dataset, spec: EffectsSpec, count: int) -> Blocks:
     of the week would otherwise gain on held-out blocks where only the levels of days differ.
     """
     effects = Effects(spec, 1, torch.float64)
-    context = Context() if data.context is None else data.context
+    context = _context_of(data)
+    node_times, weights, node_owner = integral_nodes(data, effects)
+    kept, owner = _scored_events(data)
+    times = data.times[kept]
+    design = Design(
+        events=_rows(effects, context, times, owner),
+        marks=data.mark_ids[kept],
+        nodes=_rows(effects, context, node_times, node_owner),
+        weights=weights,
+    )
     origin = np.zeros(len(data)) if context.origin is None else context.origin
-    times, weights, owner = integral_nodes(data, effects)
-    row = np.repeat(np.arange(len(data)), data.lengths)
-    kept = np.flatnonzero(data.scored)
-    events = _rows(effects, context, data.times[kept], row[kept])
-    design = Design(events, data.mark_ids[kept], _rows(effects, context, times, owner), weights)
-    low = (
-        data.starts if context.scored_from is None else np.maximum(data.starts, context.scored_from)
-    )
-    first = float(np.min(origin + low * spec.seconds))
-    length = float(np.max(origin + data.stops * spec.seconds)) - first
-    place_of_events = (origin[row[kept]] + data.times[kept] * spec.seconds - first) / length
-    place_of_nodes = (origin[owner] + times * spec.seconds - first) / length
+    first = float(np.min(origin + _scored_starts(data) * spec.seconds))
+    last = float(np.max(origin + data.stops * spec.seconds))
+    length = last - first
     if context.origin is not None and length >= FEWEST_DAYS * DAY:
-        days_of_nodes = _local_days(effects, context, times, owner)
-        begin, end = int(days_of_nodes.min()), int(days_of_nodes.max()) + 1
-        days_of_events = _local_days(effects, context, data.times[kept], row[kept])
-        place_of_events = (days_of_events - begin) / (end - begin)
-        place_of_nodes = (days_of_nodes - begin) / (end - begin)
-        count = min(count, end - begin)
-    of_events, of_nodes = (
-        np.clip(np.floor(place * count + 1e-9).astype(np.int64), 0, count - 1)
-        for place in (place_of_events, place_of_nodes)
-    )
+        days = _local_days(effects, context, times, owner)
+        node_days = _local_days(effects, context, node_times, node_owner)
+        begin = int(node_days.min())
+        covered = int(node_days.max()) + 1 - begin
+        share = (days - begin) / covered
+        node_share = (node_days - begin) / covered
+        count = min(count, covered)
+    else:
+        share = (origin[owner] + times * spec.seconds - first) / length
+        node_share = (origin[node_owner] + node_times * spec.seconds - first) / length
     phase = None
     if context.origin is not None and spec.calendar:
-        phase = _week_phases(effects, context, times, owner)
-    return Blocks(design, of_events, of_nodes, count, phase)
+        phase = _week_phases(effects, context, node_times, node_owner)
+    return Blocks(
+        design=design,
+        of_events=_block_numbers(share, count),
+        of_nodes=_block_numbers(node_share, count),
+        count=count,
+        phase=phase,
+    )
+
+
+def _block_numbers(share: Float[ndarray, " T"], count: int) -> NDArray[np.int64]:
+    """The block of times at these shares of the observed time."""
+    number = np.floor(share * count + 1e-9).astype(np.int64)
+    return np.clip(number, 0, count - 1)
 
 
 def held_out_scores(
-    blocks: Blocks, whole: EffectsSpec, spec: EffectsSpec, folds: int, other: Blocks | None = None
+    blocks: Blocks,
+    whole: EffectsSpec,
+    spec: EffectsSpec,
+    folds: int,
+    other: Blocks | None = None,
 ) -> Float[ndarray, " count"]:
     """Scores of every block under a fit to the blocks of other folds, and those of ``other`` blocks
     under a fit to all. The design is that of ``whole``, of which ``spec`` has a part.
     """
-    columns = np.concatenate(
-        [[0], *(1 + np.arange(c.start, c.stop) for c in _part_of(whole, spec).values())]
-    ).astype(np.int64)
+    parts = [np.zeros(1, dtype=np.int64)]
+    for own in _part_of(whole, spec).values():
+        parts.append(1 + np.arange(own.start, own.stop))
+    columns = np.concatenate(parts)
     penalties = _blocks(spec)
+    weekly = _weekly(spec)
     number = np.arange(blocks.count)
     scores = np.zeros(blocks.count)
     for fold in range(folds):
         held = number % folds == fold
-        rest = blocks.part(~held, columns, weekly=_weekly(spec))
+        rest = blocks.part(~held, columns, weekly=weekly)
         if not len(rest.events):
             continue
         found = _fit(rest.events.sum(0), rest, penalties, None)
         scores[held] = blocks.scores(found.point, columns)[held]
     if other is None:
         return scores
-    everything = blocks.part(number >= 0, columns, weekly=_weekly(spec))
+    everything = blocks.part(number >= 0, columns, weekly=weekly)
     found = _fit(everything.events.sum(0), everything, penalties, None)
     return np.concatenate([scores, other.scores(found.point, columns)])
 
@@ -521,22 +655,30 @@ def _blocks(spec: EffectsSpec, least: Mapping[str, float] | None = None) -> list
         if name in spec.covariates or name.startswith(HOLIDAYS):
             continue
         size = columns.stop - columns.start
-        here = slice(1 + columns.start, 1 + columns.stop)
+        identity = np.eye(size)
         if name == TREND:
-            first = np.diff(np.eye(size), axis=0)
-            found.append(_Block(name, here, first.T @ first, size - 1))
+            first = np.diff(identity, axis=0)
+            matrix = first.T @ first
         elif PERIODIC[name].smooth:
-            second = np.roll(np.eye(size), 1, 1) - 2 * np.eye(size) + np.roll(np.eye(size), -1, 1)
-            found.append(_Block(name, here, second.T @ second, size - 1))
+            second = np.roll(identity, 1, 1) - 2 * identity + np.roll(identity, -1, 1)
+            matrix = second.T @ second
         else:
-            centred = np.eye(size) - 1 / size
-            found.append(_Block(name, here, centred, size - 1))
-    return [replace(block, least=bounds.get(block.name, block.least)) for block in found]
+            matrix = identity - 1 / size
+        block = _Block(
+            name=name,
+            columns=slice(1 + columns.start, 1 + columns.stop),
+            matrix=matrix,
+            rank=size - 1,
+        )
+        if name in bounds:
+            block = replace(block, least=bounds[name])
+        found.append(block)
+    return found
 
 
 def _shrunk(spec: EffectsSpec) -> NDArray[np.bool_]:
     """Which weights are of splines and steps; (K,). The others are reported as rate ratios."""
-    found = np.ones(sum(part.stop - part.start for part in spec.columns.values()), dtype=bool)
+    found = np.ones(_size(spec), dtype=bool)
     for name, columns in spec.columns.items():
         if name in spec.covariates or name.startswith(HOLIDAYS):
             found[columns] = False
@@ -547,8 +689,13 @@ def _deviation(shrunk: NDArray[np.bool_]) -> list[_Block]:
     """The penalty of deviations of a mark's splines and steps from the pooled ones."""
     if not shrunk.any():
         return []
-    columns = slice(1, 1 + len(shrunk))
-    return [_Block("deviation", columns, np.diag(shrunk.astype(float)), int(shrunk.sum()))]
+    block = _Block(
+        name="deviation",
+        columns=slice(1, 1 + len(shrunk)),
+        matrix=np.diag(shrunk.astype(float)),
+        rank=int(shrunk.sum()),
+    )
+    return [block]
 
 
 @dataclass(frozen=True)
@@ -577,29 +724,38 @@ def _fit(
     centre = np.zeros(size) if around is None else around
     point = centre.copy()
     if around is None:
-        point[0] = np.log(max(sums[0], 0.5) / max(design.weights.sum(), 1e-300))
+        events = max(sums[0], 0.5)
+        exposure = max(design.weights.sum(), 1e-300)
+        point[0] = np.log(events / exposure)
     strength = {block.name: max(10.0, block.least) for block in blocks}
     for _ in range(ROUNDS):
-        penalty = np.diag(ridge)
-        for block in blocks:
-            penalty[block.columns, block.columns] += strength[block.name] * block.matrix
+        penalty = _penalty(ridge, blocks, strength)
         point, information = _newton(sums, design, penalty, centre, point)
         covariance = np.linalg.inv(information + penalty)
-        before = dict(strength)
+        change = 0.0
         for block in blocks:
-            off = (point - centre)[block.columns]
-            size_of = float(off @ block.matrix @ off)
-            used = float(
-                np.sum(covariance[block.columns, block.columns] * block.matrix)
-                * strength[block.name]
-            )
-            strength[block.name] = float(
-                np.clip(max(block.rank - used, 1e-3) / max(size_of, 1e-8), block.least, 1e8)
-            )
-        moved = [abs(np.log(strength[name] / before[name])) for name in strength]
-        if max(moved, default=0.0) < 0.1:
+            before = strength[block.name]
+            after = _updated_strength(block, before, point - centre, covariance)
+            strength[block.name] = after
+            change = max(change, abs(np.log(after / before)))
+        if change < 0.1:
             break
     return _Found(point, covariance, strength)
+
+
+def _updated_strength(
+    block: _Block,
+    strength: float,
+    deviation: Float[ndarray, " P"],
+    covariance: Float[ndarray, "P P"],
+) -> float:
+    """The update of Wood and Fasiolo: unused degrees of freedom over the squared deviation."""
+    own = block.columns
+    off = deviation[own]
+    squared = float(off @ block.matrix @ off)
+    used = float(np.sum(covariance[own, own] * block.matrix) * strength)
+    unused = max(block.rank - used, 1e-3)
+    return float(np.clip(unused / max(squared, 1e-8), block.least, 1e8))
 
 
 def _newton(
@@ -616,9 +772,11 @@ def _newton(
     nodes = csr_array(design.nodes) if len(sums) > DENSE else design.nodes
 
     def value(at: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " Q"]]:
-        rates = design.weights * np.exp(np.minimum(nodes @ at, 700.0))
+        log_rates = np.minimum(nodes @ at, 700.0)
+        rates = design.weights * np.exp(log_rates)
         off = at - centre
-        return float(sums @ at - rates.sum() - off @ penalty @ off / 2), rates
+        log_likelihood = sums @ at - rates.sum()
+        return float(log_likelihood - off @ penalty @ off / 2), rates
 
     here, rates = value(point)
     for _ in range(STEPS):
@@ -629,25 +787,30 @@ def _newton(
         length = 1.0
         while True:
             there, new_rates = value(point + length * step)
-            if there >= here + 1e-4 * length * gain or length < 1e-6:
+            enough = here + 1e-4 * length * gain
+            if there >= enough or length < 1e-6:
                 break
             length /= 2
         if length < 1e-6:
             break
-        point, here, rates = point + length * step, there, new_rates
+        point = point + length * step
+        here = there
+        rates = new_rates
         if gain < 1e-8 * (1 + abs(here)):
             break
-    information = _information(nodes, rates)
-    return point, information
+    return point, _information(nodes, rates)
 
 
 def _information(
-    nodes: Float[ndarray, "Q P"] | csr_array, rates: Float[ndarray, " Q"]
+    nodes: Float[ndarray, "Q P"] | csr_array,
+    rates: Float[ndarray, " Q"],
 ) -> Float[ndarray, "P P"]:
     """The sum over nodes of rate times the outer product of the basis with itself."""
     if isinstance(nodes, np.ndarray):
-        return (nodes * rates[:, None]).T @ nodes
-    return (nodes.T @ nodes.multiply(rates[:, None])).toarray()
+        weighted = nodes * rates[:, None]
+        return weighted.T @ nodes
+    weighted = nodes.multiply(rates[:, None])
+    return (nodes.T @ weighted).toarray()
 
 
 # ---------------------------------------------------------------------- what is reported
@@ -656,8 +819,9 @@ def _information(
 def ratio_notes(ratios: list[RateRatio]) -> list[str]:
     """Rate ratios in words, and how many are left out of a long list."""
     notes = [f"rate ratio of {ratio}" for ratio in ratios[:MOST_SAID]]
-    if len(ratios) > MOST_SAID:
-        notes.append(f"{len(ratios) - MOST_SAID} rate ratios more are in model.rate_ratios")
+    left_out = len(ratios) - MOST_SAID
+    if left_out > 0:
+        notes.append(f"{left_out} rate ratios more are in model.rate_ratios")
     return notes
 
 
@@ -669,14 +833,16 @@ def rate_ratios(
 ) -> list[RateRatio]:
     """Rate ratios of holidays and covariates, with 95% intervals."""
     found = []
-    columns = spec.columns
     scales = dict(zip(spec.covariates, spec.scale, strict=True))
-    for name in (*(n for n in spec.calendar if n.startswith(HOLIDAYS)), *spec.covariates):
-        k = columns[name].start
+    holidays = [name for name in spec.calendar if name.startswith(HOLIDAYS)]
+    for name in (*holidays, *spec.covariates):
+        k = spec.columns[name].start
         scale = scales.get(name, 1.0)
         for c, mark in enumerate(names):
             middle = weight[k, c] / scale
-            error = NORMAL * np.sqrt(covariance[c, 1 + k, 1 + k]) / scale
+            variance = covariance[c, 1 + k, 1 + k]
+            error = NORMAL * np.sqrt(variance) / scale
             ratios = np.exp([middle, middle - error, middle + error])
-            found.append(RateRatio(name, str(mark), *(float(r) for r in ratios)))
+            ratio, low, high = (float(r) for r in ratios)
+            found.append(RateRatio(name, str(mark), ratio, low, high))
     return found

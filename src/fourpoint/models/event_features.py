@@ -52,7 +52,8 @@ class EventFeaturesSpec:
     @staticmethod
     def from_dict(values: dict[str, list[Any]]) -> EventFeaturesSpec:
         """What :meth:`to_dict` gave."""
-        return EventFeaturesSpec(**{name: tuple(value) for name, value in values.items()})
+        tuples = {name: tuple(value) for name, value in values.items()}
+        return EventFeaturesSpec(**tuples)
 
 
 class EventFeatures(nn.Module):
@@ -82,14 +83,17 @@ class EventFeatures(nn.Module):
     def standardised(self, features: Float[Tensor, "*T F"]) -> Float[Tensor, "*T F"]:
         """(x - mean) / scale."""
         self.check_width(features.shape[-1])
-        mean, scale = (features.new_tensor(x) for x in (self.spec.mean, self.spec.scale))
+        mean = features.new_tensor(self.spec.mean)
+        scale = features.new_tensor(self.spec.scale)
         return (features - mean) / scale
 
     def factor(self, features: Float[Tensor, "*T F"]) -> Float[Tensor, "*T"]:
         """What each event's offspring are multiplied by."""
         logs = self.standardised(features) @ self.weight.to(features)
-        if bool((logs.detach() > LARGEST_LOG).any()):
-            worst = features.reshape(-1, features.shape[-1])[int(logs.detach().argmax())].tolist()
+        values = logs.detach()
+        if bool((values > LARGEST_LOG).any()):
+            rows = features.reshape(-1, features.shape[-1])
+            worst = rows[int(values.argmax())].tolist()
             shown = ", ".join(f"{n} = {x:g}" for n, x in zip(self.spec.names, worst, strict=True))
             raise UserError(
                 "event features near those of the training data",
@@ -103,24 +107,30 @@ class EventFeatures(nn.Module):
         rows = torch.tensor(self.spec.rows, device=self.table.device)
         last = rows.cumsum(0)
         first = last - rows
+        known = rows > 0
         whole = len(self.table)
-        return torch.where(rows > 0, first, 0), torch.where(rows > 0, last, whole)
+        return torch.where(known, first, 0), torch.where(known, last, whole)
 
     def draw(self, marks: Int[Tensor, " B"], random: torch.Generator) -> Float[Tensor, "B F"]:
         """Features of simulated events of known marks: those of training events."""
-        first, last = (x[marks] for x in self.bounds())
+        first, last = self.bounds()
+        begin = first[marks]
+        rows = last[marks] - begin
         share = torch.rand(len(marks), dtype=torch.float64, generator=random)
-        return self.table[first + (share * (last - first)).long()]
+        return self.table[begin + (share * rows).long()]
 
     def mean_factor(self) -> Float[Tensor, " M"]:
         """The mean factor of training events of each mark."""
         every = self.factor(self.table)
         first, last = self.bounds()
         passed = nn.functional.pad(every.cumsum(0), (1, 0))
-        return (passed[last] - passed[first]) / (last - first)
+        total = passed[last] - passed[first]
+        return total / (last - first)
 
     def factors_of(
-        self, marks: Int[Tensor, " B"], features: Float[Tensor, "B F"] | None
+        self,
+        marks: Int[Tensor, " B"],
+        features: Float[Tensor, "B F"] | None,
     ) -> Float[Tensor, " B"]:
         """The factors of single events; the mean of their marks for unknown features."""
         if features is None:
@@ -160,16 +170,16 @@ class EventFeatures(nn.Module):
         """By what factor one unit more of each feature multiplies what an event triggers, with 95%
         intervals from standard errors of the weights; none where those are not known.
         """
-        found = []
+        spec = self.spec
         weights = self.weight.detach().numpy()
-        for name, weight, scale, error in zip(
-            self.spec.names, weights, self.spec.scale, errors, strict=True
-        ):
+        found = []
+        for name, weight, scale, error in zip(spec.names, weights, spec.scale, errors, strict=True):
             middle = weight / scale
             spread = NORMAL * error / scale
             if not (error > 0 and abs(middle) + spread < LARGEST_LOG):
                 continue
-            low, high = np.exp([middle - spread, middle + spread]).tolist()
+            ends = np.exp([middle - spread, middle + spread])
+            low, high = ends.tolist()
             found.append(RateRatio(name, "", float(np.exp(middle)), low, high))
         return found
 
@@ -208,7 +218,12 @@ def features_of(data: Dataset) -> EventFeatures:
         own = _spread_rows(data.features[data.mark_ids == mark])
         rows.append(len(own))
         parts.append(own)
-    spec = EventFeaturesSpec(names, tuple(mean.tolist()), tuple(scale.tolist()), tuple(rows))
+    spec = EventFeaturesSpec(
+        names=names,
+        mean=tuple(mean.tolist()),
+        scale=tuple(scale.tolist()),
+        rows=tuple(rows),
+    )
     return EventFeatures(spec, np.concatenate(parts))
 
 
@@ -220,6 +235,6 @@ def _spread_rows(features: Float[ndarray, "N F"]) -> Float[ndarray, "R F"]:
         return features
     order = np.argsort(features[:, 0], kind="stable")
     edges = np.linspace(0, len(features), MOST_ROWS + 1)
-    random = np.random.default_rng(0)
-    picked = edges[:-1] + random.random(MOST_ROWS) * np.diff(edges)
+    share = np.random.default_rng(0).random(MOST_ROWS)
+    picked = edges[:-1] + share * np.diff(edges)
     return features[order[picked.astype(np.int64)]]

@@ -109,7 +109,8 @@ class Frailty(PointProcess[FrailtyHistory]):
 
     def shown(self) -> dict[str, Any]:
         """Rates and variance."""
-        return {"rate": self.log_rate.detach().exp().numpy(), **self.settings()}
+        rates = self.log_rate.detach().exp()
+        return {"rate": rates.numpy(), "variance": self.variance}
 
     @property
     def effect_curves(self) -> int:
@@ -117,10 +118,14 @@ class Frailty(PointProcess[FrailtyHistory]):
         return self.marks.count
 
     def known_context(
-        self, batch: Batch, before: FrailtyHistory | None = None
+        self,
+        batch: Batch,
+        before: FrailtyHistory | None = None,
     ) -> BatchContext | None:
         """All of it: Lambda counts observed time only."""
-        return batch.context if before is None else before.context
+        if before is not None:
+            return before.context
+        return batch.context
 
     # ------------------------------------------------------------------ fitting
 
@@ -161,22 +166,24 @@ class Frailty(PointProcess[FrailtyHistory]):
         with torch.no_grad():
             self.log_shape.fill_(float(np.log(shape)))
         self.rate_ratios = self._ratios(data, spec, factor, found)
-        notes = ratio_notes(self.rate_ratios)
-        error = _shape_error(events, expected, shape)
-        middle = -np.log(shape)
-        spread = NORMAL * error
-        low = float(np.exp(middle - spread))
-        high = float(np.exp(middle + spread))
+        log_variance = -np.log(shape)
+        spread = NORMAL * _shape_error(events, expected, shape)
+        low = float(np.exp(log_variance - spread))
+        high = float(np.exp(log_variance + spread))
         self.variance_interval = (low, high)
         return [
             f"sequences differ in their rate by a factor of variance {self.variance:.4g} (95% "
             f"interval {low:.4g} to {high:.4g})",
-            *notes,
+            *ratio_notes(self.rate_ratios),
             *_silent_notes(events, expected, float(shape)),
         ]
 
     def _ratios(
-        self, data: Dataset, spec: EffectsSpec, factor: Float[ndarray, " S"], found: EffectsFit
+        self,
+        data: Dataset,
+        spec: EffectsSpec,
+        factor: Float[ndarray, " S"],
+        found: EffectsFit,
     ) -> list[RateRatio]:
         """Rate ratios with intervals from the information of sequences: the sum of the outer
         products of their marginal scores, so that differences between sequences count.
@@ -184,7 +191,8 @@ class Frailty(PointProcess[FrailtyHistory]):
         if not spec.covariates:
             return found.rate_ratios
         effects = Effects(spec, 1, torch.float64)
-        pooled = np.append(np.log(np.exp(found.level).sum()), found.weight.mean(1))
+        level = np.log(np.exp(found.level).sum())
+        pooled = np.append(level, found.weight.mean(1))
         scores = sequence_scores(data, effects, pooled, factor)
         information = scores.T @ scores + penalty_of(spec, found.penalties)
         covariance = np.linalg.inv(information)[None]
@@ -203,16 +211,18 @@ class Frailty(PointProcess[FrailtyHistory]):
         whole = data.context
         if whole is not None and _share_one_rate(whole):
             # The rate of the population is integrated once for all sequences.
-            edges = torch.from_numpy(np.stack([data.starts, data.stops]))
+            start = torch.from_numpy(data.starts[None].copy())
+            stop = torch.from_numpy(data.stops[None].copy())
             first = whole.batch(np.zeros(1, dtype=np.int64))
-            return self._mass(edges[:1], edges[1:], first)[0][0].numpy()
+            total, _ = self._mass(start, stop, first)
+            return total[0].numpy()
         parts = []
         for rows in np.array_split(np.arange(len(data)), max(1, len(data) // 256)):
             context = None if whole is None else whole.batch(rows)
-            start, stop = (
-                torch.from_numpy(x[rows].copy())[:, None] for x in (data.starts, data.stops)
-            )
-            parts.append(self._mass(start, stop, context)[0][:, 0].numpy())
+            start = torch.from_numpy(data.starts[rows].copy())[:, None]
+            stop = torch.from_numpy(data.stops[rows].copy())[:, None]
+            total, _ = self._mass(start, stop, context)
+            parts.append(total[:, 0].numpy())
         return np.concatenate(parts)
 
     # ------------------------------------------------------------------ the verbs
@@ -220,17 +230,24 @@ class Frailty(PointProcess[FrailtyHistory]):
     def encode(self, batch: Batch, before: FrailtyHistory | None = None) -> FrailtyHistory:
         context = self.known_context(batch, before)
         if before is None:
-            first, start = batch.start, batch.start
+            start = first = batch.start
             earlier = torch.zeros_like(batch.lengths)
             passed = torch.zeros_like(first)[:, None]
         else:
-            first, start = last_time(before), before.start
+            start = before.start
+            first = last_time(before)
             earlier = before.earlier + before.lengths
             passed = before.passed.gather(1, before.lengths[:, None])
         times = torch.cat([first[:, None], batch.times], 1)
         more, _ = self._mass(times[:, :-1], times[:, 1:], context)
-        passed = torch.cat([passed, passed + more.cumsum(1)], 1)
-        return FrailtyHistory(times, start, batch.lengths, earlier, passed, context=context)
+        return FrailtyHistory(
+            times=times,
+            start=start,
+            lengths=batch.lengths,
+            earlier=earlier,
+            passed=torch.cat([passed, passed + more.cumsum(1)], 1),
+            context=context,
+        )
 
     def extend(
         self,
@@ -243,15 +260,15 @@ class Frailty(PointProcess[FrailtyHistory]):
     ) -> FrailtyHistory:
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         last = last_time(history)
-        at = torch.where(happened, time, last)[:, None]
-        more, _ = self._mass(last[:, None], at, history.context)
-        passed = history.passed.gather(1, history.lengths[:, None]) + more
+        now = torch.where(happened, time, last)[:, None]
+        more, _ = self._mass(last[:, None], now, history.context)
+        passed = history.passed.gather(1, history.lengths[:, None])
         return FrailtyHistory(
-            at,
-            history.start,
-            torch.zeros_like(history.lengths),
-            history.earlier + history.lengths + happened,
-            passed,
+            times=now,
+            start=history.start,
+            lengths=torch.zeros_like(history.lengths),
+            earlier=history.earlier + history.lengths + happened,
+            passed=passed + more,
             context=history.context,
         )
 
@@ -267,7 +284,8 @@ class Frailty(PointProcess[FrailtyHistory]):
         shape = self.log_shape.exp()
         level = shape + passed[..., None] + more.view(times.shape)
         factor = (shape + events)[..., None] / level
-        return self._log_population(times, history.context) + factor.log()[..., None]
+        population = self._log_population(times, history.context)
+        return population + factor.log()[..., None]
 
     def closed_integral(
         self,
@@ -287,12 +305,17 @@ class Frailty(PointProcess[FrailtyHistory]):
         level = shape + passed + before
         x = more / level
         large = x > 1e-8
-        mean = torch.where(large, torch.log1p(x) / torch.where(large, x, 1.0), 1 - x / 2)
-        return each * ((shape + events) / level * mean)[..., None]
+        exact = torch.log1p(x) / torch.where(large, x, 1.0)
+        mean = torch.where(large, exact, 1 - x / 2)
+        factor = (shape + events) / level * mean
+        return each * factor[..., None]
 
     @torch.no_grad()
     def upper_bound(
-        self, history: FrailtyHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: FrailtyHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The population's bound times the factor at a, which falls while nothing happens."""
         events, anchor, passed = _at(history, history.lengths[:, None])
@@ -329,13 +352,20 @@ class Frailty(PointProcess[FrailtyHistory]):
     # ------------------------------------------------------------------ the population
 
     def _log_population(
-        self, times: Float[Tensor, "B ..."], context: BatchContext | None
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
     ) -> Float[Tensor, "B ... M"]:
         flat = self.log_rate.expand(*times.shape, -1)
-        return flat if self.effects is None else flat + self.effects.values(times, context)
+        if self.effects is None:
+            return flat
+        return flat + self.effects.values(times, context)
 
     def _mass(
-        self, a: Float[Tensor, "B Q"], b: Float[Tensor, "B Q"], context: BatchContext | None
+        self,
+        a: Float[Tensor, "B Q"],
+        b: Float[Tensor, "B Q"],
+        context: BatchContext | None,
     ) -> tuple[Float[Tensor, "B Q"], Float[Tensor, "B Q M"]]:
         """int_a^b e lambda, all marks together, and int_a^b lambda of every mark."""
         exposure = None if context is None else context.exposure
@@ -350,7 +380,8 @@ class Frailty(PointProcess[FrailtyHistory]):
             parts.append(self.effects.cuts(low, high, context, PIECE))
         if exposure is not None:
             parts.append(exposure.times)
-        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None]).sort(1).values
+        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None])
+        grid = grid.sort(1).values
         width = grid.diff(dim=1)
         x, weights = (part.to(grid) for part in gauss_legendre(NODES))
         nodes = grid[:, :-1, None] + width[..., None] * x
@@ -358,14 +389,17 @@ class Frailty(PointProcess[FrailtyHistory]):
         each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
         total = each.sum(-1)
         if exposure is not None:
-            total = total * exposure.at(grid[:, :-1] + width / 2)[..., 0]
+            middle = grid[:, :-1] + width / 2
+            total = total * exposure.at(middle)[..., 0]
         passed = nn.functional.pad(total.cumsum(1), (1, 0))
         passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
-        places = [torch.searchsorted(grid, x.contiguous()) for x in (a, b)]
-        wide = [p[..., None].expand(-1, -1, self.marks.count) for p in places]
+        left = torch.searchsorted(grid, a.contiguous())
+        right = torch.searchsorted(grid, b.contiguous())
+        left_each = left[..., None].expand(-1, -1, self.marks.count)
+        right_each = right[..., None].expand(-1, -1, self.marks.count)
         return (
-            passed.gather(1, places[1]) - passed.gather(1, places[0]),
-            passed_each.gather(1, wide[1]) - passed_each.gather(1, wide[0]),
+            passed.gather(1, right) - passed.gather(1, left),
+            passed_each.gather(1, right_each) - passed_each.gather(1, left_each),
         )
 
 
@@ -379,38 +413,45 @@ def _share_one_rate(context: Context) -> bool:
 
 
 def _at(
-    history: FrailtyHistory, seen: Int[Tensor, "B G"] | None
+    history: FrailtyHistory,
+    seen: Int[Tensor, "B G"] | None,
 ) -> tuple[Int[Tensor, "B G"], Float[Tensor, "B G"], Float[Tensor, "B G"]]:
     """Events so far, the time and Lambda at positions ``seen``, or at all of them."""
     if seen is None:
-        return counts(history).expand_as(history.times), history.times, history.passed
-    return counts(history, seen), history.times.gather(1, seen), history.passed.gather(1, seen)
+        events = counts(history).expand_as(history.times)
+        return events, history.times, history.passed
+    times = history.times.gather(1, seen)
+    passed = history.passed.gather(1, seen)
+    return counts(history, seen), times, passed
 
 
 # ---------------------------------------------------------------------- the shape
 
 
 def _profile(
-    log_shape: float, events: Float[ndarray, " S"], expected: Float[ndarray, " S"]
+    log_shape: float,
+    events: Float[ndarray, " S"],
+    expected: Float[ndarray, " S"],
 ) -> float:
     """The part of the marginal log-likelihood that depends on the shape a."""
     from scipy.special import gammaln
 
     a = np.exp(log_shape)
-    return float(
-        np.sum(
-            gammaln(a + events) - gammaln(a) + a * log_shape - (a + events) * np.log(a + expected)
-        )
-    )
+    after = a + events
+    each = gammaln(after) - gammaln(a) + a * log_shape - after * np.log(a + expected)
+    return float(np.sum(each))
 
 
 def _silent_notes(
-    events: Float[ndarray, " S"], expected: Float[ndarray, " S"], shape: float
+    events: Float[ndarray, " S"],
+    expected: Float[ndarray, " S"],
+    shape: float,
 ) -> list[str]:
     """That sequences without events are missing, where the model expects some and none is there:
     logs have no rows of customers who bought nothing.
     """
-    silent = float(((shape / (shape + expected)) ** shape).sum())
+    without_events = (shape / (shape + expected)) ** shape
+    silent = float(without_events.sum())
     if silent < MISSED or (events == 0).any():
         return []
     return [
@@ -425,17 +466,23 @@ def _best_shape(events: Float[ndarray, " S"], expected: Float[ndarray, " S"]) ->
     from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(
-        lambda x: -_profile(x, events, expected), bounds=(LOWEST, HIGHEST), method="bounded"
+        lambda x: -_profile(x, events, expected),
+        bounds=(LOWEST, HIGHEST),
+        method="bounded",
     )
     return float(np.exp(found.x))
 
 
 def _shape_error(
-    events: Float[ndarray, " S"], expected: Float[ndarray, " S"], shape: float
+    events: Float[ndarray, " S"],
+    expected: Float[ndarray, " S"],
+    shape: float,
 ) -> float:
     """The standard error of log a, from the curvature of the profile."""
     step = 1e-2
     x = np.log(shape)
-    around = [_profile(x + k * step, events, expected) for k in (-1, 0, 1)]
-    curvature = -(around[0] - 2 * around[1] + around[2]) / step**2
+    below = _profile(x - step, events, expected)
+    middle = _profile(x, events, expected)
+    above = _profile(x + step, events, expected)
+    curvature = -(below - 2 * middle + above) / step**2
     return float(1 / np.sqrt(curvature)) if curvature > 0 else float("inf")

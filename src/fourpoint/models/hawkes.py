@@ -41,13 +41,13 @@ from fourpoint.models.base import (
     space_without_places,
 )
 from fourpoint.models.baseline import Baseline
-from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.effects import Effects, EffectsSpec
 from fourpoint.models.effects_fit import ratio_notes
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
-from fourpoint.models.path_counts import factors_of, hawkes_counts, hawkes_events
+from fourpoint.models.path_counts import Factors, factors_of, hawkes_counts, hawkes_events
 from fourpoint.models.poisson import mean_rates
-from fourpoint.models.time_pieces import baseline_cubics
+from fourpoint.models.time_pieces import Cubics, baseline_cubics
 from fourpoint.ops.attention import scan
 from fourpoint.ops.profiles import Profile
 
@@ -68,17 +68,25 @@ class HawkesHistory(History):
 
     def latest(self) -> HawkesHistory:
         """The last position alone: all that is needed to go on."""
-        last = torch.zeros_like(self.lengths)
-        excitation = self.excitation[:, -1:]
-        return HawkesHistory(self.times[:, -1:], self.start, last, excitation, context=self.context)
+        return HawkesHistory(
+            times=self.times[:, -1:],
+            start=self.start,
+            lengths=torch.zeros_like(self.lengths),
+            excitation=self.excitation[:, -1:],
+            context=self.context,
+        )
 
     def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> HawkesHistory:
         """R positions of any rows, each a row of its own."""
-        times = self.times[rows, positions][:, None]
-        excitation = self.excitation[rows, positions][:, None]
-        last = torch.zeros_like(positions)
-        context = None if self.context is None else self.context.select(rows)
-        return HawkesHistory(times, self.start[rows], last, excitation, context=context)
+        times = self.times[rows, positions]
+        excitation = self.excitation[rows, positions]
+        return HawkesHistory(
+            times=times[:, None],
+            start=self.start[rows],
+            lengths=torch.zeros_like(positions),
+            excitation=excitation[:, None],
+            context=None if self.context is None else self.context.select(rows),
+        )
 
 
 class Hawkes(PointProcess[HawkesHistory]):
@@ -132,33 +140,31 @@ class Hawkes(PointProcess[HawkesHistory]):
                 "Pass exponentials=1, say.",
             )
         if min(np.min(baseline), np.min(branching), np.min(decay)) <= 0:
-            received = ", ".join(str(value) for value in (baseline, branching, decay))
             raise UserError(
                 "positive baseline, branching and decay",
-                received,
+                f"{baseline}, {branching}, {decay}",
                 f"Raise them above 0; {FLOOR:g} is next to nothing.",
             )
         self.marks = space_without_places(marks, "hawkes")
         M = self.marks.count
         J = exponentials
         # Branching ratios of all pairs, and in the fit their gradients and one more copy.
-        remedy = (
-            "Merge rare types, or use --model dapp or deep-dapp, which have no parameter for "
-            "every pair."
-        )
         require_memory(
-            3 * 8 * J * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
+            3 * 8 * J * M * M,
+            f"a Hawkes process with {M:,} x {M:,} branching ratios",
+            "Merge rare types, or use --model dapp or deep-dapp, which have no parameter for "
+            "every pair.",
         )
+        several = () if J == 1 else (J,)
         self.baseline = Baseline(M, base="constant", inside=False, dtype=torch.float64)
         with torch.no_grad():
             self.log_baseline.copy_(_logarithms("baseline", baseline, 1.0, (M,)))
-        self.log_branching = _logarithms(
-            "branching", branching, 1 / (M * J), (M, M) if J == 1 else (J, M, M)
-        )
-        self.log_decay = _logarithms("decay", decay, _spread(J), () if J == 1 else (J,))
-        given = dict(baseline=baseline, branching=branching, decay=decay)
+        self.log_branching = _logarithms("branching", branching, 1 / (M * J), (*several, M, M))
+        self.log_decay = _logarithms("decay", decay, _spread(J), several)
         self._settings = {
-            **{name: np.asarray(value).tolist() for name, value in given.items()},
+            "baseline": np.asarray(baseline).tolist(),
+            "branching": np.asarray(branching).tolist(),
+            "decay": np.asarray(decay).tolist(),
             "exponentials": J,
         }
         self.errors: dict[str, NDArray[np.float64]] = {}
@@ -185,10 +191,15 @@ class Hawkes(PointProcess[HawkesHistory]):
         With J exponentials branching is (J, M, M) and decay (J,), by rising decay once they are
         fitted.
         """
-        values = dict(
-            baseline=self.log_baseline, branching=self.log_branching, decay=self.log_decay
-        )
-        return {name: np.asarray(v.detach().exp().numpy()) for name, v in values.items()}
+        logarithms = {
+            "baseline": self.log_baseline,
+            "branching": self.log_branching,
+            "decay": self.log_decay,
+        }
+        found = {}
+        for name, value in logarithms.items():
+            found[name] = np.asarray(value.detach().exp().numpy())
+        return found
 
     def intervals(self, level: float = 0.95) -> dict[str, NDArray[np.float64]]:
         """Confidence intervals of all parameters: under the names of ``estimates`` and in their
@@ -222,8 +233,10 @@ class Hawkes(PointProcess[HawkesHistory]):
         found = {}
         for name, value in self.estimates.items():
             limits = self.profiles[name].interval(level)
-            low = np.minimum(limits[..., 0], np.where(value > FLOOR, value, 0.0))
-            found[name] = np.stack([low, np.maximum(limits[..., 1], value)], -1)
+            highest_low = np.where(value > FLOOR, value, 0.0)
+            low = np.minimum(limits[..., 0], highest_low)
+            high = np.maximum(limits[..., 1], value)
+            found[name] = np.stack([low, high], -1)
         return found
 
     @property
@@ -241,7 +254,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         ratios = self._branching().sum(0).detach().numpy()
         if self.event_features is None:
             return ratios
-        return np.asarray(ratios * self.event_features.mean_factor().detach().numpy())
+        factor = self.event_features.mean_factor().detach().numpy()
+        return np.asarray(ratios * factor)
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate per type as baseline, a branching ratio of a half, and one fade per
@@ -252,16 +266,13 @@ class Hawkes(PointProcess[HawkesHistory]):
             gap = float(gaps.mean())
         else:
             gap = float(data.exposed_times.sum()) / max(data.scored_events, 1)
+        rates = mean_rates(data, self.marks)
+        branching = 0.5 / self.log_branching.numel() * self.marks.count
+        decay = _spread(self.log_decay.numel()) / (4 * gap)
         with torch.no_grad():
-            self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
-            self.log_branching.fill_(
-                float(np.log(0.5 / self.log_branching.numel() * self.marks.count))
-            )
-            self.log_decay.copy_(
-                torch.from_numpy(np.log(_spread(self.log_decay.numel()) / (4 * gap))).reshape(
-                    self.log_decay.shape
-                )
-            )
+            self.log_baseline.copy_((rates / 2).log())
+            self.log_branching.fill_(float(np.log(branching)))
+            _assign(self.log_decay, torch.from_numpy(np.log(decay)))
         return []
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
@@ -275,7 +286,9 @@ class Hawkes(PointProcess[HawkesHistory]):
         """
         if not len(data):
             raise UserError(
-                "at least one sequence", "a data set without any", "Read or select some."
+                "at least one sequence",
+                "a data set without any",
+                "Read or select some.",
             )
         rates = mean_rates(data, self.marks)
         if self.event_features is not None:
@@ -283,17 +296,13 @@ class Hawkes(PointProcess[HawkesHistory]):
         if self.effects is not None or self.event_features is not None:
             return self._fit_with_effects(data)
         found = estimate(data, self.log_decay.numel())
+        baseline = torch.from_numpy(found.baseline).maximum(FLOOR * rates)
+        branching = torch.from_numpy(np.maximum(found.branching, FLOOR))
         with torch.no_grad():
-            self.log_baseline.copy_(torch.from_numpy(found.baseline).maximum(FLOOR * rates).log())
-            self.log_branching.copy_(
-                torch.from_numpy(np.maximum(found.branching, FLOOR))
-                .log()
-                .reshape(self.log_branching.shape)
-            )
-            self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
-        self.errors = {
-            name: error.reshape(self.estimates[name].shape) for name, error in found.errors.items()
-        }
+            self.log_baseline.copy_(baseline.log())
+            _assign(self.log_branching, branching.log())
+            _assign(self.log_decay, torch.from_numpy(found.decay).log())
+        self._keep_errors(found.errors)
         self._keep_profiles(found.profiles)
         radius = _radius(found.branching.sum(0))
         notes = [_in_a_line(found, radius), *found.notes]
@@ -310,26 +319,27 @@ class Hawkes(PointProcess[HawkesHistory]):
             features = self.event_features.standardised(raw).numpy()
         standard = replace(data, features=features)
         found = estimate_with_effects(standard, spec, self.log_decay.numel())
+        lowest = (FLOOR * mean_rates(data, self.marks)).log()
+        branching = torch.from_numpy(np.maximum(found.branching, FLOOR))
         with torch.no_grad():
-            lowest = (FLOOR * mean_rates(data, self.marks)).log()
             self.log_baseline.copy_(torch.from_numpy(found.level).maximum(lowest))
-            branching = torch.from_numpy(np.maximum(found.branching, FLOOR))
-            self.log_branching.copy_(branching.log().reshape(self.log_branching.shape))
-            self.log_decay.copy_(torch.from_numpy(found.decay).log().reshape(self.log_decay.shape))
+            _assign(self.log_branching, branching.log())
+            _assign(self.log_decay, torch.from_numpy(found.decay).log())
             if self.effects is not None:
                 self.effects.weight.copy_(torch.from_numpy(found.weight))
             if self.event_features is not None:
                 self.event_features.weight.copy_(torch.from_numpy(found.feature_weight))
-        estimates = self.estimates
-        errors = {**found.errors, "baseline": estimates["baseline"] * found.errors["level"]}
-        self.errors = {name: errors[name].reshape(x.shape) for name, x in estimates.items()}
+        baseline = self.estimates["baseline"]
+        errors = dict(found.errors)
+        errors["baseline"] = baseline * errors["level"]
+        self._keep_errors(errors)
         profiles = dict(found.profiles)
         if profiles:
             profiles["baseline"] = profiles.pop("level")
         self._keep_profiles(profiles)
         self.rate_ratios = found.ratios
         at_mean = _radius(found.branching.sum(0))
-        shown = Estimate(estimates["baseline"], found.branching, found.decay, errors)
+        shown = Estimate(baseline, found.branching, found.decay, errors)
         notes = [_in_a_line(shown, at_mean), *found.notes]
         notes += ratio_notes(found.ratios)
         notes += self._said_of_features(found.errors["feature_weight"], at_mean)
@@ -338,9 +348,17 @@ class Hawkes(PointProcess[HawkesHistory]):
             notes.append(EXPLODES.format(radius))
         return notes
 
+    def _keep_errors(self, errors: dict[str, NDArray[np.float64]]) -> None:
+        """Keep the standard errors of all estimates, in their shapes."""
+        self.errors = {}
+        for name, value in self.estimates.items():
+            self.errors[name] = errors[name].reshape(value.shape)
+
     def _keep_profiles(self, profiles: dict[str, Profile]) -> None:
         estimates = self.estimates
-        self.profiles = {name: one.reshape(estimates[name].shape) for name, one in profiles.items()}
+        self.profiles = {}
+        for name, profile in profiles.items():
+            self.profiles[name] = profile.reshape(estimates[name].shape)
 
     def _said_of_features(self, errors: NDArray[np.float64], at_mean: float) -> list[str]:
         """The ratios per unit of every event feature, and which branching ratio was printed."""
@@ -351,16 +369,17 @@ class Hawkes(PointProcess[HawkesHistory]):
         if at_mean < UNEXCITED:
             return [f"no event triggers others: the data do not determine what {names} would scale"]
         self.feature_ratios = self.event_features.ratios(errors)
-        notes = [
-            f"an event with one unit more of {one.name} triggers {one.ratio:.3g} times as many "
-            f"(95% interval {one.low:.3g} to {one.high:.3g})"
-            for one in self.feature_ratios
-        ]
-        return [
-            *notes,
+        notes = []
+        for one in self.feature_ratios:
+            notes.append(
+                f"an event with one unit more of {one.name} triggers {one.ratio:.3g} times as many "
+                f"(95% interval {one.low:.3g} to {one.high:.3g})"
+            )
+        notes.append(
             f"the branching ratio {at_mean:.4g} is that of an event with the mean {names}; over "
-            f"all training events it is {self.spectral_radius:.4g}",
-        ]
+            f"all training events it is {self.spectral_radius:.4g}"
+        )
+        return notes
 
     @property
     def laplace_parameters(self) -> tuple[str, ...]:
@@ -379,13 +398,21 @@ class Hawkes(PointProcess[HawkesHistory]):
         return self.effects is None
 
     def training_log_likelihood(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+        self,
+        batch: Batch,
+        nodes: int,
+        random: torch.Generator,
+        convention: str,
     ) -> Float[Tensor, " B"] | None:
         """The exact log-likelihood; None with effects of calendar and covariates."""
-        return None if self.effects is not None else self.exact_log_likelihood(batch, convention)
+        if self.effects is not None:
+            return None
+        return self.exact_log_likelihood(batch, convention)
 
     def _log_mu(
-        self, history: HawkesHistory, times: Float[Tensor, "B G Q"]
+        self,
+        history: HawkesHistory,
+        times: Float[Tensor, "B G Q"],
     ) -> Float[Tensor, "B G Q M"]:
         if self.effects is None:
             return self.log_baseline.expand(*times.shape, -1)
@@ -398,9 +425,8 @@ class Hawkes(PointProcess[HawkesHistory]):
         history = self.encode(batch)
         B, N = batch.times.shape
         place = torch.arange(N + 1, device=batch.times.device).expand(B, N + 1)
-        logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0].gather(
-            2, batch.marks[..., None]
-        )[..., 0]
+        logs = self.log_intensity(history, batch.times[..., None], place[:, :-1])[:, :, 0]
+        own = logs.gather(2, batch.marks[..., None])[..., 0]
         left = batch.edges[:, :-1]
         right = batch.edges[:, 1:]
         seen = place
@@ -415,33 +441,47 @@ class Hawkes(PointProcess[HawkesHistory]):
         if convention == "gaps":
             scored = scored & (place[:, :-1] > 0)
             kept = (seen > 0) & (seen < batch.lengths[:, None])
-        events = torch.where(scored, logs + log_exposure(batch), 0.0)
-        return events.sum(1) - torch.where(kept, integral, 0.0).sum(1)
+        events = torch.where(scored, own + log_exposure(batch), 0.0)
+        integral = torch.where(kept, integral, 0.0)
+        return events.sum(1) - integral.sum(1)
 
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: HawkesHistory | None = None) -> HawkesHistory:
         """R at every position, by one scan."""
-        anchor = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([anchor, batch.times], 1)
         decay = self._decay()
-        own = nn.functional.one_hot(batch.marks, self.marks.count).to(torch.float64)
+        J = len(decay)
+        M = self.marks.count
+        if before is None:
+            start = batch.start
+            anchor = batch.start[:, None]
+            first = torch.zeros(len(batch.start), J, M, dtype=torch.float64)
+        else:
+            start = before.start
+            anchor = before.times[:, -1:]
+            first = before.excitation[:, -1]
+        times = torch.cat([anchor, batch.times], 1)
+        own = nn.functional.one_hot(batch.marks, M).to(torch.float64)
         factors = self.event_factors(batch)
         if factors is not None:
             own = own * factors[..., None]
-        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None].expand(
-            -1, -1, 1, len(decay), -1
-        )
-        nothing = torch.zeros(len(times), len(decay), self.marks.count, dtype=torch.float64)
-        first = nothing if before is None else before.excitation[:, -1]
+        driven = torch.where(batch.valid[..., None], own, 0.0)
+        driven = driven[:, :, None, None].expand(-1, -1, 1, J, -1)
         rate = torch.complex(-decay, torch.zeros_like(decay))[None]
-        rest = scan(
-            rate, times.diff(dim=1), driven.to(rate.dtype), first[:, None].to(rate.dtype)
-        ).real[:, :, 0]
-        start = batch.start if before is None else before.start
-        excitation = torch.cat([first[:, None], rest], 1)
-        context = self.known_context(batch, before)
-        return HawkesHistory(times, start, batch.lengths, excitation, context=context)
+        states = scan(
+            rate,
+            times.diff(dim=1),
+            driven.to(rate.dtype),
+            first[:, None].to(rate.dtype),
+        )
+        after = states.real[:, :, 0]
+        return HawkesHistory(
+            times=times,
+            start=start,
+            lengths=batch.lengths,
+            excitation=torch.cat([first[:, None], after], 1),
+            context=self.known_context(batch, before),
+        )
 
     def extend(
         self,
@@ -453,20 +493,24 @@ class Hawkes(PointProcess[HawkesHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> HawkesHistory:
         """One event more; only the last position is kept."""
-        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        if active is None:
+            active = torch.ones_like(mark, dtype=torch.bool)
         row = torch.arange(len(time))
         last = history.times[row, history.lengths]
         old = history.excitation[row, history.lengths]
         gap = torch.where(active, time - last, 0.0)
-        own = torch.where(active[:, None], nn.functional.one_hot(mark, self.marks.count), 0)
+        one_hot = nn.functional.one_hot(mark, self.marks.count)
+        own = torch.where(active[:, None], one_hot, 0)
         if self.event_features is not None:
-            own = own * self.event_features.factors_of(mark, features)[:, None]
-        new = torch.exp(-self._decay() * gap[:, None])[..., None] * old + own[:, None]
+            factors = self.event_features.factors_of(mark, features)
+            own = own * factors[:, None]
+        fade = torch.exp(-self._decay() * gap[:, None])
+        new = fade[..., None] * old + own[:, None]
         return HawkesHistory(
-            torch.where(active, time, last)[:, None],
-            history.start,
-            torch.zeros_like(history.lengths),
-            new[:, None],
+            times=torch.where(active, time, last)[:, None],
+            start=history.start,
+            lengths=torch.zeros_like(history.lengths),
+            excitation=new[:, None],
             context=history.context,
         )
 
@@ -479,10 +523,11 @@ class Hawkes(PointProcess[HawkesHistory]):
         """log lambda per type."""
         anchor, excitation = _at(history, seen)
         decay = self._decay()
-        jump = torch.einsum("bgjn,jmn->bgjm", excitation, decay[:, None, None] * self._branching())
-        rise = (
-            torch.exp(-decay * (times - anchor[..., None])[..., None])[..., None] * jump[:, :, None]
-        )
+        weight = decay[:, None, None] * self._branching()
+        jump = torch.einsum("bgjn,jmn->bgjm", excitation, weight)
+        age = times - anchor[..., None]
+        fade = torch.exp(-decay * age[..., None])
+        rise = fade[..., None] * jump[:, :, None]
         excited = rise[:, :, :, 0] if len(decay) == 1 else rise.sum(3)
         return torch.log(self._log_mu(history, times).exp() + excited)
 
@@ -497,16 +542,20 @@ class Hawkes(PointProcess[HawkesHistory]):
         """
         seen = position_before(history, times) if seen is None else seen
         decay = self._decay()
-        fade = torch.exp(-decay * history.times.diff(dim=1)[..., None])[..., None]
-        own = history.excitation[:, 1:] - fade * history.excitation[:, :-1]  # of each event
+        gaps = history.times.diff(dim=1)
+        fade = torch.exp(-decay * gaps[..., None])[..., None]
+        before = history.excitation[:, :-1]
+        after = history.excitation[:, 1:]
+        own = after - fade * before  # of each event
         age = (times[:, :, None] - history.times[:, None, 1:]).clamp(min=0)
         left = torch.exp(-decay * age[..., None])
         weight = decay[:, None, None] * self._branching()
         each = torch.einsum("bqnj,bnjp,jmp->bqnm", left, own, weight)
         position = torch.arange(1, history.times.shape[1], device=times.device)
         past = position <= seen[..., None]
+        added = torch.where(past[..., None], each, 0.0)
         whole = self.log_intensity(history, times[..., None], seen).exp()
-        return (whole - torch.where(past[..., None], each, 0.0)).clamp(min=0)
+        return (whole - added).clamp(min=0)
 
     def closed_integral(
         self,
@@ -517,43 +566,54 @@ class Hawkes(PointProcess[HawkesHistory]):
     ) -> Float[Tensor, "B G M"]:
         """int_a^b lambda per type, in closed form."""
         anchor, excitation = _at(history, seen)
-        lag, width = ((x - y)[..., None] * self._decay() for x, y in ((a, anchor), (b, a)))
+        decay = self._decay()
+        lag = (a - anchor)[..., None] * decay
+        width = (b - a)[..., None] * decay
         mass = torch.exp(-lag) * -torch.expm1(-width)
-        return (b - a)[..., None] * self.log_baseline.exp() + torch.einsum(
-            "bgj,bgjn,jmn->bgm", mass, excitation, self._branching()
-        )
+        base = (b - a)[..., None] * self.log_baseline.exp()
+        return base + torch.einsum("bgj,bgjn,jmn->bgm", mass, excitation, self._branching())
 
     @torch.no_grad()
     def upper_bound(
-        self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: HawkesHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b] seen from the last position: excitation fades, so that
         it is the rate at a, but for effects of the calendar on the baseline.
         """
-        rates = self.log_intensity(history, a[:, None, None], history.lengths[:, None])
+        now = a[:, None, None]
+        rates = self.log_intensity(history, now, history.lengths[:, None])
         total = rates.exp().sum((1, 2, 3))
         if self.effects is None:
             return total
         bound = self.effects.upper_bound(a, b, history.context, self.log_baseline.dtype)
-        at_start = self._log_mu(history, a[:, None, None]).exp().sum((1, 2, 3))
-        highest = (self.log_baseline + bound).exp().sum(-1)
-        return (total - at_start).clamp(min=0) * (1 + 1e-12) + highest
+        base = self._log_mu(history, now).exp().sum((1, 2, 3))
+        highest_base = (self.log_baseline + bound).exp().sum(-1)
+        triggered = (total - base).clamp(min=0)
+        return triggered * (1 + 1e-12) + highest_base
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """By a kernel."""
-        cubics = baseline_cubics(self.baseline)
-        factors = factors_of(batch, self.marks.count, self.event_features)
-        tables = (self._branching(), self._decay(), factors)
-        return hawkes_counts(cubics, self.effects, *tables, batch, wanted)
+        return hawkes_counts(*self._tables(batch), batch, wanted)
 
     def draw_events(
-        self, batch: Batch, wanted: Wanted, most: int | None
+        self,
+        batch: Batch,
+        wanted: Wanted,
+        most: int | None,
     ) -> tuple[NDArray[np.float64], NDArray[np.int32], NDArray[np.int32]] | None:
         """By a kernel."""
+        return hawkes_events(*self._tables(batch), batch, wanted, most)
+
+    def _tables(self, batch: Batch) -> tuple[Cubics, Effects | None, Tensor, Tensor, Factors]:
+        """What the kernels need: cubics of the baseline, effects, branching ratios, decays and the
+        factors of events.
+        """
         cubics = baseline_cubics(self.baseline)
         factors = factors_of(batch, self.marks.count, self.event_features)
-        tables = (self._branching(), self._decay(), factors)
-        return hawkes_events(cubics, self.effects, *tables, batch, wanted, most)
+        return cubics, self.effects, self._branching(), self._decay(), factors
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""
@@ -566,8 +626,14 @@ class Hawkes(PointProcess[HawkesHistory]):
         return self.log_decay.exp().reshape(-1)
 
 
+def _assign(parameter: Tensor, values: Tensor) -> None:
+    """Copy ``values`` into ``parameter``, in its shape."""
+    parameter.copy_(values.reshape(parameter.shape))
+
+
 def _at(
-    history: HawkesHistory, seen: Int[Tensor, "B G"] | None
+    history: HawkesHistory,
+    seen: Int[Tensor, "B G"] | None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J M"]]:
     if seen is None:
         return history.times, history.excitation
@@ -577,20 +643,30 @@ def _at(
 
 def _in_a_line(found: Estimate, radius: float) -> str:
     """The estimates, with the standard errors of those that are single numbers."""
+    mu = found.errors["baseline"]
+    alpha = found.errors["branching"]
+    beta = found.errors["decay"]
+    baseline = _with_error(found.baseline.sum(), mu[0] if len(mu) == 1 else np.nan)
+    ratio = _with_error(radius, alpha.item() if alpha.size == 1 else np.nan)
+    decays = [_with_error(*pair) for pair in zip(found.decay, beta, strict=True)]
+    line = (
+        f"baseline {baseline} per unit of time, branching ratio {ratio}, "
+        f"decay {' and '.join(decays)}"
+    )
+    if "(" in line:
+        line += "; standard errors in brackets"
+    return line
 
-    def said(value: float, error: float) -> str:
-        return f"{value:.4g} ({error:.2g})" if np.isfinite(error) else f"{value:.4g}"
 
-    mu, alpha, beta = (found.errors[name] for name in ("baseline", "branching", "decay"))
-    baseline = said(found.baseline.sum(), mu[0] if len(mu) == 1 else np.nan)
-    ratio = said(radius, alpha.item() if alpha.size == 1 else np.nan)
-    decays = " and ".join(said(*pair) for pair in zip(found.decay, beta, strict=True))
-    line = f"baseline {baseline} per unit of time, branching ratio {ratio}, decay {decays}"
-    return line + "; standard errors in brackets" if "(" in line else line
+def _with_error(value: float, error: float) -> str:
+    if np.isfinite(error):
+        return f"{value:.4g} ({error:.2g})"
+    return f"{value:.4g}"
 
 
 def _radius(branching: NDArray[np.float64]) -> float:
-    return float(np.abs(np.linalg.eigvals(branching)).max())
+    eigenvalues = np.linalg.eigvals(branching)
+    return float(np.abs(eigenvalues).max())
 
 
 def _spread(count: int) -> NDArray[np.float64]:
@@ -607,5 +683,8 @@ def _logarithms(name: str, value: Any, even: Any, shape: tuple[int, ...]) -> nn.
             f"the shape {given.shape}",
             "Give as many values.",
         )
-    table = given if given.ndim else (given * even).reshape(shape if np.ndim(even) else ())
-    return nn.Parameter(torch.from_numpy(np.broadcast_to(table, shape).copy()).log())
+    table = given
+    if not given.ndim:
+        table = (given * even).reshape(shape if np.ndim(even) else ())
+    full = np.broadcast_to(table, shape).copy()
+    return nn.Parameter(torch.from_numpy(full).log())

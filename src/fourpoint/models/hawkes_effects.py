@@ -82,15 +82,32 @@ class _At:
     gamma: Float[ndarray, " F"]
 
     def flat(self) -> Float[ndarray, " P"]:
-        return np.concatenate([x.ravel() for x in (self.theta, self.alpha, self.u, self.gamma)])
+        return np.concatenate([part.ravel() for part in self.parts])
 
     def like(self, flat: Float[ndarray, " P"]) -> _At:
         parts = []
         first = 0
-        for x in (self.theta, self.alpha, self.u, self.gamma):
-            parts.append(flat[first : first + x.size].reshape(x.shape))
-            first += x.size
+        for part in self.parts:
+            own = flat[first : first + part.size]
+            parts.append(own.reshape(part.shape))
+            first += part.size
         return _At(*parts)
+
+    @property
+    def parts(self) -> tuple[ndarray, ...]:
+        """All parameters, in the order of :meth:`flat`."""
+        return self.theta, self.alpha, self.u, self.gamma
+
+    @property
+    def alpha_columns(self) -> slice:
+        """Where the branching ratios are in :meth:`flat`."""
+        return slice(self.theta.size, self.theta.size + self.alpha.size)
+
+    @property
+    def u_columns(self) -> slice:
+        """Where the logarithms of the decays are in :meth:`flat`."""
+        first = self.theta.size + self.alpha.size
+        return slice(first, first + self.u.size)
 
 
 def estimate_with_effects(
@@ -103,13 +120,16 @@ def estimate_with_effects(
     """
     poisson = fit_effects(data, spec)
     whole = _problem(data, spec, poisson.penalties)
-    theta = np.concatenate([poisson.level[None], poisson.weight])
     part = _part_of(data)
     search = whole if part is data else _problem(part, spec, poisson.penalties)
     low, high = _span(data)
-    alpha = np.zeros((0, data.marks.count, data.marks.count))
-    gamma = np.zeros(0 if data.features is None else data.features.shape[1])
-    best = _At(theta, alpha, np.zeros(0), gamma)
+    features = 0 if data.features is None else data.features.shape[1]
+    best = _At(
+        theta=np.concatenate([poisson.level[None], poisson.weight]),
+        alpha=np.zeros((0, data.marks.count, data.marks.count)),
+        u=np.zeros(0),
+        gamma=np.zeros(features),
+    )
     for _ in range(exponentials):
         best = _with_one_more(search, best, low, high)
     found, value = _climb(whole, best, low, high, STEPS)
@@ -120,14 +140,19 @@ def _with_one_more(problem: _Problem, at: _At, low: float, high: float) -> _At:
     """The best point with one decay more, from a grid of them."""
     M = problem.marks
     grid = np.linspace(low, high, 2 + int((high - low) / SPACING))
-    tried = []
+    theta = _lowered(at)
+    fresh = np.full((1, M, M), FIRST_BRANCHING / M)
+    alpha = np.concatenate([at.alpha, fresh])
+    tried, heights = [], []
     for v in grid:
-        alpha = np.concatenate([at.alpha, np.full((1, M, M), FIRST_BRANCHING / M)])
-        start = _At(_lowered(at), alpha, np.append(at.u, v), at.gamma)
-        tried.append(_climb(problem, start, v, v, 4, held=True))
-    order = np.argsort([-value for _, value in tried])[:2]
-    refined = [_climb(problem, tried[i][0], low, high, STEPS) for i in order]
-    return max(refined, key=lambda pair: pair[1])[0]
+        start = _At(theta, alpha, np.append(at.u, v), at.gamma)
+        point, value = _climb(problem, start, v, v, 4, held=True)
+        tried.append(point)
+        heights.append(-value)
+    order = np.argsort(heights)[:2]
+    refined = [_climb(problem, tried[i], low, high, STEPS) for i in order]
+    best, _ = max(refined, key=lambda pair: pair[1])
+    return best
 
 
 def _lowered(at: _At) -> Float[ndarray, "K M"]:
@@ -141,7 +166,10 @@ def _lowered(at: _At) -> Float[ndarray, "K M"]:
 
 
 def _evaluate(
-    problem: _Problem, at: _At, *, second: bool
+    problem: _Problem,
+    at: _At,
+    *,
+    second: bool,
 ) -> tuple[float, Float[ndarray, " P"], Float[ndarray, "P P"]]:
     """The penalised log-likelihood, its gradient, and the penalised information (empty unless
     ``second``).
@@ -156,14 +184,15 @@ def _evaluate(
         sweep = plain
     value = sweep(problem.points, at.theta, at.alpha, np.exp(at.u), at.gamma, gradient, information)
     K, M = at.theta.shape
-    rates = problem.design.weights[:, None] * np.exp(
-        np.minimum(problem.design.nodes @ at.theta, 700.0)
-    )
+    design = problem.design
+    log_rates = np.minimum(design.nodes @ at.theta, 700.0)
+    rates = design.weights[:, None] * np.exp(log_rates)
     value -= float(rates.sum())
+    pull = problem.penalty @ at.theta
     by_theta = gradient[: K * M].reshape(K, M)
-    by_theta -= problem.design.nodes.T @ rates
-    by_theta -= problem.penalty @ at.theta
-    value -= float(np.sum(at.theta * (problem.penalty @ at.theta))) / 2
+    by_theta -= design.nodes.T @ rates
+    by_theta -= pull
+    value -= float(np.sum(at.theta * pull)) / 2
     if second:
         for m in range(M):
             block = np.arange(K) * M + m
@@ -172,71 +201,87 @@ def _evaluate(
 
 
 def _climb(
-    problem: _Problem, at: _At, low: float, high: float, steps: int, *, held: bool = False
+    problem: _Problem,
+    at: _At,
+    low: float,
+    high: float,
+    steps: int,
+    *,
+    held: bool = False,
 ) -> tuple[_At, float]:
     """Scoring steps with a line search; the last decay stays where it is if ``held``."""
-    K, M = at.theta.shape
-    first_alpha = K * M
-    first_u = first_alpha + at.alpha.size
-    after_u = first_u + at.u.size
+    of_alpha = at.alpha_columns
+    of_u = at.u_columns
     second = len(at.flat()) <= LARGEST_INFORMATION
     value, gradient, information = _evaluate(problem, at, second=second)
     scale = None
     for _ in range(steps):
         flat = at.flat()
-        free = np.ones(len(flat), dtype=bool)
-        alpha = flat[first_alpha:first_u]
-        free[first_alpha:first_u] = (alpha > 0) | (gradient[first_alpha:first_u] > 0)
-        u = flat[first_u:after_u]
-        by_u = gradient[first_u:after_u]
-        free[first_u:after_u] = ~(((u <= low) & (by_u < 0)) | ((u >= high) & (by_u > 0)))
+        free = _free(at, gradient, low, high)
         if held:
-            free[after_u - 1] = False
+            free[of_u.stop - 1] = False
         step = np.zeros(len(flat))
         if second:
             matrix = information[np.ix_(free, free)]
             matrix[np.diag_indices_from(matrix)] += 1e-8 * (1 + matrix.diagonal())
             step[free] = np.linalg.solve(matrix, gradient[free])
         else:
-            scale = np.maximum(np.abs(gradient), 1.0) if scale is None else scale
+            if scale is None:
+                scale = np.maximum(np.abs(gradient), 1.0)
             step[free] = gradient[free] / scale[free]
-        step[first_u:after_u] = np.clip(step[first_u:after_u], -1.0, 1.0)
-        gain = float(gradient @ step)
+        step[of_u] = np.clip(step[of_u], -1.0, 1.0)
+        gain = max(float(gradient @ step), 0.0)
         length = 1.0
         moved = False
         while length > 1e-4:
             new = flat + length * step
-            new[first_alpha:first_u] = np.maximum(new[first_alpha:first_u], 0.0)
-            new[first_u:after_u] = np.clip(new[first_u:after_u], low, high)
+            new[of_alpha] = np.maximum(new[of_alpha], 0.0)
+            new[of_u] = np.clip(new[of_u], low, high)
             there = at.like(new)
             try:
                 found = _evaluate(problem, there, second=second)
             except (ZeroDivisionError, ValueError, OverflowError):
                 length /= 2
                 continue
-            if np.isfinite(found[0]) and found[0] >= value + 1e-4 * length * max(gain, 0.0) * (
-                length == 1.0
-            ):
+            # A whole step must gain enough, a shorter one must not lose.
+            wanted = value + 1e-4 * gain if length == 1.0 else value
+            if np.isfinite(found[0]) and found[0] >= wanted:
                 moved = found[0] > value
                 break
             length /= 2
         if not moved:
             break
         improved = found[0] - value
-        at, (value, gradient, information) = there, found
+        at = there
+        value, gradient, information = found
         if improved < ENOUGH * max(problem.events, 1):
             break
     return at, value
+
+
+def _free(at: _At, gradient: Float[ndarray, " P"], low: float, high: float) -> ndarray:
+    """Which parameters may move: ratios of 0 and decays at an end only inwards."""
+    free = np.ones(len(gradient), dtype=bool)
+    of_alpha = at.alpha_columns
+    of_u = at.u_columns
+    free[of_alpha] = (at.alpha.ravel() > 0) | (gradient[of_alpha] > 0)
+    outwards_below = (at.u <= low) & (gradient[of_u] < 0)
+    outwards_above = (at.u >= high) & (gradient[of_u] > 0)
+    free[of_u] = ~(outwards_below | outwards_above)
+    return free
 
 
 # ---------------------------------------------------------------------- the problem
 
 
 def _problem(data: Dataset, spec: EffectsSpec, penalties: dict[str, float]) -> _Problem:
-    design = integral_design(data, spec, merged=True)
-    penalty = penalty_of(spec, penalties)
-    points = points_of(data, spec)
-    return _Problem(points, design, penalty, data.marks.count, data.scored_events)
+    return _Problem(
+        points=points_of(data, spec),
+        design=integral_design(data, spec, merged=True),
+        penalty=penalty_of(spec, penalties),
+        marks=data.marks.count,
+        events=data.scored_events,
+    )
 
 
 def points_of(data: Dataset, spec: EffectsSpec) -> Points:
@@ -245,23 +290,17 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     """
     context = Context() if data.context is None else data.context
     effects = Effects(spec, 1)
-    row = np.repeat(np.arange(len(data)), data.lengths)
+    S = len(data)
+    row = np.repeat(np.arange(S), data.lengths)
     index, share = sparse_basis(effects, context, data.times, row)
+    low = data.starts if context.scored_from is None else context.scored_from
     every_time = [data.times]
     every_row = [row]
     every_event = [np.arange(data.events)]
-    low = data.starts if context.scored_from is None else context.scored_from
-    boundaries = [(data.starts, np.arange(len(data))), (data.stops, np.arange(len(data)))]
-    boundaries.append((np.clip(low, data.starts, data.stops), np.arange(len(data))))
-    if context.exposure is not None:
-        steps = context.exposure
-        owner = np.repeat(np.arange(len(data)), np.diff(steps.offsets))
-        inside = (steps.times > data.starts[owner]) & (steps.times < data.stops[owner])
-        boundaries.append((steps.times[inside], owner[inside]))
-    for times, rows in boundaries:
-        every_time.append(times)
-        every_row.append(rows)
-        every_event.append(np.full(len(times), -1))
+    for boundary_times, boundary_rows in _boundaries(data, context, low):
+        every_time.append(boundary_times)
+        every_row.append(boundary_rows)
+        every_event.append(np.full(len(boundary_times), -1))
     times = np.concatenate(every_time)
     rows = np.concatenate(every_row)
     events = np.concatenate(every_event)
@@ -272,32 +311,61 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     events = events[order]
     exposure = np.ones(len(times))
     if context.exposure is not None:
-        for s in range(len(data)):
-            own = rows == s if len(data) > 1 else slice(None)
+        for s in range(S):
+            own = rows == s if S > 1 else slice(None)
             exposure[own] = context.exposure.at(s, times[own])[:, 0]
     exposure[times < low[rows]] = 0.0
-    event = events >= 0
+    is_event = events >= 0
     chosen = np.maximum(events, 0)
     scored = np.zeros(len(times), dtype=np.bool_)
-    scored[event] = data.scored[events[event]]
-    wide = np.zeros((len(times), 0))
+    scored[is_event] = data.scored[events[is_event]]
+    if data.events:
+        marks = np.where(is_event, data.mark_ids[chosen], -1)
+        index = index[chosen]
+        share = share[chosen]
+    else:
+        marks = np.where(is_event, 0, -1)
+        index = np.zeros((len(times), 1), dtype=np.int64)
+        share = np.zeros((len(times), 1))
+    features = np.zeros((len(times), 0))
     if data.features is not None and data.events:
-        wide = np.where(event[:, None], data.features[chosen], 0.0)
-    empty = data.events == 0
+        features = np.where(is_event[:, None], data.features[chosen], 0.0)
     return Points(
-        np.searchsorted(rows, np.arange(len(data) + 1)),
+        np.searchsorted(rows, np.arange(S + 1)),
         times,
-        np.where(event, 0 if empty else data.mark_ids[chosen], -1),
+        marks,
         exposure,
         scored,
-        np.zeros((len(times), 1), dtype=np.int64) if empty else index[chosen],
-        np.zeros((len(times), 1)) if empty else share[chosen],
-        np.ascontiguousarray(wide),
+        index,
+        share,
+        np.ascontiguousarray(features),
     )
 
 
+def _boundaries(
+    data: Dataset,
+    context: Context,
+    low: Float[ndarray, " S"],
+) -> list[tuple[ndarray, ndarray]]:
+    """Times and sequences of the ends of windows, of ``low``, from which time is scored, and of
+    changes of the exposure.
+    """
+    every = np.arange(len(data))
+    scored_from = np.clip(low, data.starts, data.stops)
+    found = [(data.starts, every), (data.stops, every), (scored_from, every)]
+    if context.exposure is not None:
+        steps = context.exposure
+        owner = np.repeat(every, np.diff(steps.offsets))
+        inside = (steps.times > data.starts[owner]) & (steps.times < data.stops[owner])
+        found.append((steps.times[inside], owner[inside]))
+    return found
+
+
 def sparse_basis(
-    effects: Effects, context: Context, times: Float[ndarray, " T"], rows: ndarray
+    effects: Effects,
+    context: Context,
+    times: Float[ndarray, " T"],
+    rows: ndarray,
 ) -> tuple[ndarray, Float[ndarray, "T L"]]:
     """1 and the basis functions that are not 0 at ``times``, by number, and their values."""
     indices, shares = [], []
@@ -305,19 +373,20 @@ def sparse_basis(
         piece = slice(first, first + 100_000)
         own = context.at_each(rows[piece], times[piece])
         at = torch.from_numpy(times[piece].copy())
-        index = np.zeros((len(at), 1), dtype=np.int64)
-        share = np.ones((len(at), 1))
+        index = [np.zeros((len(at), 1), dtype=np.int64)]
+        share = [np.ones((len(at), 1))]
         if effects.spec.calendar:
-            found, value = effects.active(effects.local_seconds(at, own))
-            index = np.concatenate([index, 1 + found.numpy()], 1)
-            share = np.concatenate([share, value.numpy()], 1)
+            local = effects.local_seconds(at, own)
+            found, value = effects.active(local)
+            index.append(1 + found.numpy())
+            share.append(value.numpy())
         if effects.spec.covariates:
             values = effects.covariates(at, own).numpy()
             columns = 1 + effects.fixed + np.arange(values.shape[1])
-            index = np.concatenate([index, np.broadcast_to(columns, values.shape)], 1)
-            share = np.concatenate([share, values], 1)
-        indices.append(index)
-        shares.append(share)
+            index.append(np.broadcast_to(columns, values.shape))
+            share.append(values)
+        indices.append(np.concatenate(index, 1))
+        shares.append(np.concatenate(share, 1))
     return np.concatenate(indices), np.concatenate(shares)
 
 
@@ -333,7 +402,10 @@ def _span(data: Dataset) -> tuple[float, float]:
     gaps = data.gaps
     gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
     low = -float(np.log(longest / 2))
-    high = float(np.log(5 / np.quantile(gaps, 0.02))) if len(gaps) else 0.0
+    high = 0.0
+    if len(gaps):
+        shortest = np.quantile(gaps, 0.02)
+        high = float(np.log(5 / shortest))
     return low, max(high, low + 2 * SPACING)
 
 
@@ -341,10 +413,13 @@ def _span(data: Dataset) -> tuple[float, float]:
 
 
 def _level_errors(
-    design: Design, theta: Float[ndarray, "K M"], covariance: Float[ndarray, "M K K"]
+    design: Design,
+    theta: Float[ndarray, "K M"],
+    covariance: Float[ndarray, "M K K"],
 ) -> Float[ndarray, " M"]:
     """Standard errors of the logarithms of the mean baselines over the exposed time."""
-    rates = design.weights[:, None] * np.exp(np.minimum(design.nodes @ theta, 700.0))
+    log_rates = np.minimum(design.nodes @ theta, 700.0)
+    rates = design.weights[:, None] * np.exp(log_rates)
     total = rates.sum(0)
     share = np.divide(rates, total, out=np.zeros_like(rates), where=total > 0)
     gradient = share.T @ design.nodes
@@ -361,60 +436,69 @@ def _result(
     span: tuple[float, float],
 ) -> HawkesEffects:
     K, M = at.theta.shape
-    J = len(at.u)
     size = len(at.flat())
     errors = np.full(size, np.nan)
     covariance = np.full((1, K, K), np.nan)
-    notes: list[str] = []
     profiles: dict[str, Profile] = {}
     order = np.argsort(at.u)
-    first_u = K * M + at.alpha.size
     if size <= LARGEST_INFORMATION:
         _, gradient, information = _evaluate(problem, at, second=True)
+        low, high = span
         edge = np.zeros(size, dtype=bool)
-        edge[K * M : first_u] = at.alpha.ravel() <= 0
-        edge[first_u : first_u + J] = (at.u <= span[0]) | (at.u >= span[1])
+        edge[at.alpha_columns] = at.alpha.ravel() <= 0
+        edge[at.u_columns] = (at.u <= low) | (at.u >= high)
         free = ~edge
         inverse = np.linalg.pinv(information[np.ix_(free, free)], hermitian=True)
         errors[free] = np.sqrt(np.maximum(inverse.diagonal(), 0.0))
-        place = np.full(size, -1)
-        place[free] = np.arange(int(free.sum()))
-        blocks = [place[np.arange(K) * M + m] for m in range(M)]
-        covariance = np.stack([inverse[np.ix_(block, block)] for block in blocks])
-        edge[K * M : first_u] = False
+        covariance = _covariances(inverse, free, K, M)
+        edge[at.alpha_columns] = False
         profiles = _profiles(at, gradient, information, ~edge, order)
-    penalised = float(np.sum(at.theta * (problem.penalty @ at.theta))) / 2
+    penalty = float(np.sum(at.theta * (problem.penalty @ at.theta))) / 2
     spread = at.like(errors)
     decay = np.exp(at.u[order])
     names = data.marks.names if M > 1 else ("",)
     ratios = rate_ratios(spec, at.theta[1:], covariance, tuple(names))
     level, weight = centred(spec, problem.design, at.theta[0], at.theta[1:])
+    level_errors = spread.theta[0]
     if len(covariance) == M:
-        spread.theta[0] = _level_errors(problem.design, at.theta, covariance)
+        level_errors = _level_errors(problem.design, at.theta, covariance)
     if profiles:
         flat = np.zeros(M)
         with np.errstate(divide="ignore"):
-            information_of_level = 1 / spread.theta[0] ** 2
-        profiles["level"] = Profile(
-            np.exp(level), flat, information_of_level, flat, logarithmic=True
-        )
+            curvature = 1 / level_errors**2
+        profiles["level"] = Profile(np.exp(level), flat, curvature, flat, logarithmic=True)
     return HawkesEffects(
-        level,
-        weight,
-        at.alpha[order],
-        decay,
-        at.gamma,
-        value + penalised,
-        {
-            "level": spread.theta[0],
+        level=level,
+        weight=weight,
+        branching=at.alpha[order],
+        decay=decay,
+        feature_weight=at.gamma,
+        value=value + penalty,
+        errors={
+            "level": level_errors,
             "branching": spread.alpha[order],
             "decay": decay * spread.u[order],
             "feature_weight": spread.gamma,
         },
-        ratios,
-        notes,
-        profiles,
+        ratios=ratios,
+        profiles=profiles,
     )
+
+
+def _covariances(
+    inverse: Float[ndarray, "Q Q"],
+    free: ndarray,
+    K: int,
+    M: int,
+) -> Float[ndarray, "M K K"]:
+    """The covariance of theta of every mark, from that of all ``free`` parameters."""
+    place = np.full(len(free), -1)
+    place[free] = np.arange(int(free.sum()))
+    covariances = []
+    for m in range(M):
+        block = place[np.arange(K) * M + m]
+        covariances.append(inverse[np.ix_(block, block)])
+    return np.stack(covariances)
 
 
 def _profiles(
@@ -442,5 +526,7 @@ def _profiles(
     parts = (alpha - edge, edge * shape.alpha, shape.alpha, np.zeros_like(edge))
     flat = np.zeros(len(at.u))
     turns = (np.exp(at.u), flat, shape.u, flat)
-    branching = Profile(*(x[order] for x in parts))
-    return {"branching": branching, "decay": Profile(*(x[order] for x in turns), logarithmic=True)}
+    return {
+        "branching": Profile(*(part[order] for part in parts)),
+        "decay": Profile(*(part[order] for part in turns), logarithmic=True),
+    }

@@ -29,10 +29,8 @@ from fourpoint.ops.excitation import Design, derivatives, third_derivatives
 from fourpoint.ops.newton import Information, Point, climb, information, profile_directions
 from fourpoint.ops.profiles import Profile
 
-SAMPLE, STRETCH = (
-    2**14,
-    2**12,
-)  # events that the search for decays looks at, and of one stretch of them
+SAMPLE = 2**14  # events that the search for decays looks at
+STRETCH = 2**12  # events of one stretch of them
 # of the grid of log decays; half of it for few events, whose profile is rougher and costs little
 SPACING = 1.8
 CANDIDATES = 3  # local maxima of a profile that are refined
@@ -85,35 +83,41 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     span = _span(line, data, unit)
     best = _search(data, line, unit, exponentials, span)
     found = information(best, span.low, span.high)
-    errors, decay_errors = np.full_like(best.theta, np.nan), np.full_like(best.u, np.nan)
+    errors = np.full_like(best.theta, np.nan)
+    decay_errors = np.full_like(best.u, np.nan)
     if found is not None:
         variance, decay_variance = found.variances()
-        errors, decay_errors = np.sqrt(variance), np.sqrt(decay_variance)
-    used = np.any(_branching(best.theta) > 0, axis=(1, 2))
-    u = np.where(used, best.u, -np.log(4.0))
+        errors = np.sqrt(variance)
+        decay_errors = np.sqrt(decay_variance)
+    u = np.where(_used(best), best.u, -np.log(4.0))
     order = np.argsort(u)
     decay = np.exp(u[order]) / unit
-    baseline = np.where(line.counts > 0, best.theta[:, 0], 0.5 / line.duration) / unit
+    half_an_event = 0.5 / line.duration
+    baseline = np.where(line.counts > 0, best.theta[:, 0], half_an_event) / unit
     beyond = information(best, span.low, span.high, beyond=True)
     profiles = {}
     if beyond is not None:
         profiles = _profiles(line, best, beyond, unit, order)
     return Estimate(
-        baseline,
-        _branching(best.theta)[order],
-        decay,
-        {
+        baseline=baseline,
+        branching=_branching(best.theta)[order],
+        decay=decay,
+        errors={
             "baseline": errors[:, 0] / unit,
             "branching": _branching(errors)[order],
             "decay": decay * decay_errors[order],
         },
-        _remarks(data, line, best, span, unit),
-        profiles,
+        notes=_remarks(data, line, best, span, unit),
+        profiles=profiles,
     )
 
 
 def _profiles(
-    line: Timeline, best: Point, found: Information, unit: float, order: ndarray
+    line: Timeline,
+    best: Point,
+    found: Information,
+    unit: float,
+    order: ndarray,
 ) -> dict[str, Profile]:
     """The shapes of all profile log-likelihoods, in the user's unit, by rising decay; those of
     decays in their logarithms.
@@ -126,9 +130,9 @@ def _profiles(
     J = len(best.u)
     ways = profile_directions(best, found)
     third = np.zeros((M, W + J))
-    some = line.counts[line.counts > 0]
+    counts = line.counts[line.counts > 0]
     work = 3.0 * len(line.gaps) * W * (W + J)
-    if len(some) and some.min() < PLENTY and work <= MOST_THIRD:
+    if len(counts) and counts.min() < PLENTY and work <= MOST_THIRD:
         along = np.concatenate([ways.rows, ways.joint.transpose(1, 0, 2)], 1)
         third = third_derivatives(line, best.theta, best.u, along)
     scale = np.ones(W)
@@ -138,13 +142,16 @@ def _profiles(
     centre /= scale
     edge = np.minimum(centre, 0.0)
     curvature = ways.curvature * scale**2
-    parts = (centre - edge, edge * curvature, curvature, third[:, :W] * scale**3)
-    baseline = Profile(*(x[:, 0] for x in parts))
-    branching = Profile(*(_branching(x)[order] for x in parts))
+    skewness = third[:, :W] * scale**3
+    parts = (centre - edge, edge * curvature, curvature, skewness)
     of_decay = np.nansum(third[:, W:], axis=0)
-    turns = (np.exp(best.u) / unit, np.zeros(J), ways.joint_curvature, of_decay)
-    decay = Profile(*(x[order] for x in turns), logarithmic=True)
-    return {"baseline": baseline, "branching": branching, "decay": decay}
+    decay = np.exp(best.u) / unit
+    turns = (decay, np.zeros(J), ways.joint_curvature, of_decay)
+    return {
+        "baseline": Profile(*(part[:, 0] for part in parts)),
+        "branching": Profile(*(_branching(part)[order] for part in parts)),
+        "decay": Profile(*(part[order] for part in turns), logarithmic=True),
+    }
 
 
 # ---------------------------------------------------------------------- the search
@@ -170,20 +177,25 @@ def _search(data: Dataset, line: Timeline, unit: float, J: int, span: _Span) -> 
     if sample is line and M <= FEW:
         return found[-1]
     starts = [(found[-1].theta, found[-1].u)]
-    every = -(-data.events // STRETCH)
     if sample is not line and data.lengths.max() > STRETCH:
-        slow = _slow(view(_line(data, unit, every)), replace(span, high=-float(np.log(every))))
+        every = -(-data.events // STRETCH)
+        thinned = view(_line(data, unit, every))
+        slow = _slow(thinned, replace(span, high=-float(np.log(every))))
         if slow is not None:
-            fast = found[J - 2] if J > 1 else None
-            theta = np.concatenate(
-                [every * slow.theta[:, :1] if fast is None else fast.theta, slow.theta[:, 1:]], 1
-            )
-            starts.append((theta, slow.u if fast is None else np.append(fast.u, slow.u)))
-    ascent = _wide if M * (1 + J * M + J) ** 2 > WIDE else _climbed
-    return _highest(
-        [ascent(line, theta if M <= FEW else _shared(theta, line), u, span) for theta, u in starts],
-        span,
-    )
+            theta = every * slow.theta[:, :1]
+            u = slow.u
+            if J > 1:
+                theta = found[J - 2].theta
+                u = np.append(found[J - 2].u, slow.u)
+            starts.append((np.concatenate([theta, slow.theta[:, 1:]], 1), u))
+    second_derivatives = M * (1 + J * M + J) ** 2
+    ascent = _wide if second_derivatives > WIDE else _climbed
+    points = []
+    for theta, u in starts:
+        if M > FEW:
+            theta = _shared(theta, line)
+        points.append(ascent(line, theta, u, span))
+    return _highest(points, span)
 
 
 def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
@@ -191,24 +203,27 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
     those there are.
     """
     spacing = SPACING if len(line.gaps) > STRETCH else SPACING / 2
-    grid = np.linspace(span.low, span.high, 2 + int((span.high - span.low) / spacing))
+    intervals = int((span.high - span.low) / spacing)
+    grid = np.linspace(span.low, span.high, 2 + intervals)
     theta = line.counts[:, None] / (2 * line.duration)
     u = np.zeros(0)
     found: list[Point] = []
     for _ in range(J):
-        theta = np.concatenate([theta, np.full((line.types, line.types), 0.3 / line.types)], 1)
+        branching = np.full((line.types, line.types), 0.3 / line.types)
+        theta = np.concatenate([theta, branching], 1)
         profile = []
         for v in grid:
-            profile.append(_concave(Design(line, np.append(u, v)), theta))
-            theta = profile[-1].theta
-        peaks = _peaks(np.array([at.here.value for at in profile]))
-        found.append(
-            _highest(
-                [_climbed(line, profile[i].theta, np.append(u, grid[i]), span) for i in peaks], span
-            )
-        )
-        theta = found[-1].theta
-        u = found[-1].u
+            point = _concave(Design(line, np.append(u, v)), theta)
+            profile.append(point)
+            theta = point.theta
+        heights = np.array([point.here.value for point in profile])
+        refined = []
+        for i in _peaks(heights):
+            refined.append(_climbed(line, profile[i].theta, np.append(u, grid[i]), span))
+        best = _highest(refined, span)
+        found.append(best)
+        theta = best.theta
+        u = best.u
     return found
 
 
@@ -218,14 +233,24 @@ def _slow(line: Timeline, span: _Span) -> Point | None:
         return None
     best = _greedy(line, 1, span)[0]
     counts = line.counts[line.counts > 0]
-    constant = float((counts * np.log(counts / line.duration)).sum()) - counts.sum()
+    rates = counts / line.duration
+    constant = float((counts * np.log(rates)).sum()) - counts.sum()
     return best if best.here.value > constant + NATS else None
 
 
 def _climbed(
-    line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    u: Float[ndarray, " J"],
+    span: _Span,
 ) -> Point:
-    return climb(lambda t, v: derivatives(line, t, v), _lit(theta, line), u, span.low, span.high)
+    return climb(
+        lambda t, v: derivatives(line, t, v),
+        _lit(theta, line),
+        u,
+        span.low,
+        span.high,
+    )
 
 
 def _concave(design: Design, theta: Float[ndarray, "M W"]) -> Point:
@@ -256,23 +281,31 @@ def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
 def _peaks(heights: Float[ndarray, " G"]) -> list[int]:
     """The highest local maxima, best first."""
     around = np.concatenate([[-np.inf], heights, [-np.inf]])
-    peaks = np.flatnonzero((heights > around[:-2]) & (heights >= around[2:]))
-    return sorted(peaks.tolist(), key=lambda i: -heights[i])[:CANDIDATES]
+    before = around[:-2]
+    after = around[2:]
+    peaks = np.flatnonzero((heights > before) & (heights >= after))
+    best_first = sorted(peaks.tolist(), key=lambda i: -heights[i])
+    return best_first[:CANDIDATES]
 
 
 def _highest(points: list[Point], span: _Span) -> Point:
     """The point of highest likelihood; where events share a time, among those with excitation
     inside the range, if any.
     """
+    inside = []
     if span.tied:
-        inside = [at for at in points if at.u.max() < span.high and (at.theta[:, 1:] > 0).any()]
-    else:
-        inside = []
-    return max(inside or points, key=lambda at: at.here.value)
+        for point in points:
+            excited = (point.theta[:, 1:] > 0).any()
+            if excited and point.u.max() < span.high:
+                inside.append(point)
+    return max(inside or points, key=lambda point: point.here.value)
 
 
 def _wide(
-    line: Timeline, theta: Float[ndarray, "M W"], u: Float[ndarray, " J"], span: _Span
+    line: Timeline,
+    theta: Float[ndarray, "M W"],
+    u: Float[ndarray, " J"],
+    span: _Span,
 ) -> Point:
     """L-BFGS in all parameters, in units of where it starts."""
     from scipy.optimize import minimize
@@ -280,23 +313,26 @@ def _wide(
     scale = _lit(theta, line)
     J = len(u)
     W = theta.shape[1]
+    events = len(line.gaps)
 
     def loss(x: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " P"]]:
-        here = derivatives(line, x[:-J].reshape(scale.shape) * scale, x[-J:], order=1)
-        gradient = np.append(here.gradient[:, :W] * scale, here.gradient[:, W:].sum(0))
-        return -here.value / len(line.gaps), -gradient / len(line.gaps)
+        scaled = x[:-J].reshape(scale.shape)
+        here = derivatives(line, scaled * scale, x[-J:], order=1)
+        of_theta = here.gradient[:, :W] * scale
+        of_u = here.gradient[:, W:].sum(0)
+        gradient = np.append(of_theta, of_u)
+        return -here.value / events, -gradient / events
 
     floors = np.zeros(scale.shape)
     floors[:, 0] = 1e-9
-    bounds = [(x, None) for x in floors.ravel()] + [(span.low, span.high)] * J
-    options = {"maxiter": 1000, "maxfun": 2000, "ftol": 1e-11, "gtol": 1e-8}
+    bounds = [(floor, None) for floor in floors.ravel()] + [(span.low, span.high)] * J
     found = minimize(
         loss,
         np.append(np.ones(scale.size), u),
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
-        options=options,
+        options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-11, "gtol": 1e-8},
     )
     theta = found.x[:-J].reshape(scale.shape) * scale
     u = found.x[-J:]
@@ -324,9 +360,15 @@ def _span(line: Timeline, data: Dataset, unit: float) -> _Span:
     # Shorter gaps than the rounding of the times say nothing, and no decay is as fast.
     gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
     low = -float(np.log(4 * longest))
-    high = float(np.log(10 / np.quantile(gaps, 0.01))) if len(gaps) else 0.0
+    high = 0.0
+    if len(gaps):
+        shortest = np.quantile(gaps, 0.01)
+        high = float(np.log(10 / shortest))
+    ties = np.count_nonzero(line.gaps == 0)
     return _Span(
-        low, max(high, low + 2 * SPACING), bool(np.count_nonzero(line.gaps == 0) > len(line.first))
+        low=low,
+        high=max(high, low + 2 * SPACING),
+        tied=bool(ties > len(line.first)),
     )
 
 
@@ -351,26 +393,25 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     """
     pieces = np.maximum(1, -(-data.lengths // STRETCH))
     row = np.repeat(np.arange(len(data)), pieces)
-    nth = np.arange(len(row)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    first_piece = np.cumsum(pieces) - pieces
+    nth = np.arange(len(row)) - np.repeat(first_piece, pieces)
     weight = data.scored_exposure
     if weight is not None:
-        a = data.offsets[row] + nth * STRETCH
-        b = np.minimum(a + STRETCH, data.offsets[row + 1])
+        a, b = _ends_of_stretches(data, row, nth)
         scored = np.concatenate([[0], np.cumsum(data.scored)])
         some = scored[b] > scored[a]
-        row, nth = row[some], nth[some]
+        row = row[some]
+        nth = nth[some]
     wanted = max(1, round(len(row) * SAMPLE / data.events))
     even = np.linspace(0, len(row) - 1, min(wanted, len(row)))
     chosen = np.unique(even.round().astype(np.int64))
     row = row[chosen]
     nth = nth[chosen]
-    a = data.offsets[row] + nth * STRETCH
-    b = np.minimum(a + STRETCH, data.offsets[row + 1])
+    a, b = _ends_of_stretches(data, row, nth)
     # A stretch is watched from the event before it to the event after it.
     starts = np.where(nth > 0, data.times[a - 1], data.starts[row])
-    stops = np.where(
-        b < data.offsets[row + 1], data.times[np.minimum(b, data.events - 1)], data.stops[row]
-    )
+    following = data.times[np.minimum(b, data.events - 1)]
+    stops = np.where(b < data.offsets[row + 1], following, data.stops[row])
     lengths = b - a
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     flat = np.repeat(a - offsets[:-1], lengths) + np.arange(offsets[-1])
@@ -384,6 +425,17 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
         unit,
         None if weight is None else weight.select(row),
     )
+
+
+def _ends_of_stretches(data: Dataset, row: ndarray, nth: ndarray) -> tuple[ndarray, ndarray]:
+    """The first event of the ``nth`` stretch of every row, and the one after its last."""
+    first = data.offsets[row] + nth * STRETCH
+    return first, np.minimum(first + STRETCH, data.offsets[row + 1])
+
+
+def _used(best: Point) -> ndarray:
+    """Which decays multiply branching ratios above 0."""
+    return np.any(_branching(best.theta) > 0, axis=(1, 2))
 
 
 def _as_it_is(line: Timeline) -> Timeline:
@@ -420,22 +472,20 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
             f"{never} of {line.types} types have no events: each is treated as half an event "
             "that excites nothing"
         )
-    used = np.any(_branching(best.theta) > 0, axis=(1, 2))
+    used = _used(best)
     if not used.any():
-        return [
-            *said,
-            "no excitation found: the rates are constant, and the decay is not determined",
-        ]
+        said.append("no excitation found: the rates are constant, and the decay is not determined")
+        return said
     if not used.all():
         said.append(
             f"{int(used.sum())} of {len(used)} exponentials are enough: the others have "
             "branching ratio 0"
         )
-    for u in best.u[used & ((best.u <= span.low) | (best.u >= span.high))]:
+    at_end = (best.u <= span.low) | (best.u >= span.high)
+    for u in best.u[used & at_end]:
+        ties = ""
         if span.tied and u >= span.high:
             ties = f"; {data.tied:.0%} of the gaps are 0, which favours ever faster decays"
-        else:
-            ties = ""
         said.append(f"the decay {np.exp(u) / unit:.4g} is at the end of the searched range{ties}")
     if not best.here.curvature.size:
         said.append(f"{line.types} types are too many for standard errors")

@@ -22,11 +22,12 @@ import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from torch import Tensor
 
-from fourpoint.events import Dataset
+from fourpoint.events import Batch, Dataset
 from fourpoint.models.base import exposed_pieces
 from fourpoint.models.effects_fit import integral_design
-from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.hawkes import Hawkes, HawkesHistory
 from fourpoint.ops.excitation import Derivatives
 from fourpoint.ops.newton import Point, climb
 
@@ -45,8 +46,10 @@ class Designs:
 
     def without(self, left_out: ndarray) -> Designs:
         """The same without some of the coefficients."""
-        kept = np.delete(np.arange(self.costs.shape[1]), left_out)
-        return Designs([x[kept] for x in self.columns], self.costs[:, kept])
+        every = np.arange(self.costs.shape[1])
+        kept = np.delete(every, left_out)
+        columns = [column[kept] for column in self.columns]
+        return Designs(columns, self.costs[:, kept])
 
     def derivatives(self, theta: Float[ndarray, "M W"]) -> Derivatives:
         """log L of every type with gradient and curvature."""
@@ -96,10 +99,10 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
     branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
     alpha = branching.transpose(1, 0, 2).reshape(M, -1)
     own = np.concatenate([np.ones((M, 1)), alpha], 1)
-    counts = np.array([x.shape[1] for x in designs.columns])
-    theta = np.where((counts > 0)[:, None], own, 0.0)
-    before = designs.derivatives(np.where((counts > 0)[:, None], own, 1.0)).values
-    best = _maximum(designs, theta)
+    counts = np.array([columns.shape[1] for columns in designs.columns])
+    happens = (counts > 0)[:, None]
+    before = designs.derivatives(np.where(happens, own, 1.0)).values
+    best = _maximum(designs, np.where(happens, own, 0.0))
     deviance = np.zeros((M, M))
     for n in range(M):
         left_out = 1 + n + M * np.arange(J)
@@ -109,28 +112,38 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
         start[:, 0] = np.where(counts > 0, np.maximum(start[:, 0], 1e-3), 0.0)
         found = _maximum(fewer, start)
         deviance[:, n] = 2 * (best.here.values - found.here.values)
-    never = counts == 0
-    sources = np.bincount(data.mark_ids, minlength=M) == 0
-    unknown = never[:, None] | sources
+    no_source = np.bincount(data.mark_ids, minlength=M) == 0
+    unknown = ~happens | no_source
     deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
     any_excitation = best.theta[:, 1:].reshape(M, J, M).max(1) > 0
-    p_values = np.where(any_excitation, _p_values(deviance, J), np.where(unknown, np.nan, 1.0))
-    gain = float(np.sum((best.here.values - before)[counts > 0]))
-    return EdgeTests(deviance, p_values, gain)
+    without_excitation = np.where(unknown, np.nan, 1.0)
+    p_values = np.where(any_excitation, _p_values(deviance, J), without_excitation)
+    gains = best.here.values - before
+    return EdgeTests(deviance, p_values, float(np.sum(gains[counts > 0])))
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
     """The best coefficients that are not negative."""
     nothing = np.zeros(0)
-    return climb(lambda t, _: designs.derivatives(t), start, nothing, 0.0, 0.0, enough=ENOUGH)
+    return climb(
+        lambda theta, _: designs.derivatives(theta),
+        start,
+        nothing,
+        0.0,
+        0.0,
+        enough=ENOUGH,
+    )
 
 
 def _p_values(deviance: Float[ndarray, "M M"], J: int) -> Float[ndarray, "M M"]:
     """Of the mixture of chi-squared distributions with 0 to J degrees of freedom."""
     from scipy.special import chdtrc
 
-    shares = [comb(J, k) / 2**J for k in range(1, J + 1)]
-    return np.sum([share * chdtrc(k + 1, deviance) for k, share in enumerate(shares)], axis=0)
+    parts = []
+    for k in range(1, J + 1):
+        share = comb(J, k) / 2**J
+        parts.append(share * chdtrc(k, deviance))
+    return np.sum(parts, axis=0)
 
 
 @torch.no_grad()
@@ -149,35 +162,52 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
         history = model.encode(batch)
         excitation = history.excitation
         lag = (batch.times - history.times[:, :-1])[..., None] * beta
-        rise = (beta * torch.exp(-lag))[..., None] * excitation[:, :-1]
+        fade = beta * torch.exp(-lag)
+        rise = fade[..., None] * excitation[:, :-1]
         log_mu = model.log_baseline.expand(*batch.times.shape, M)
         if model.effects is not None:
             log_mu = log_mu + model.effects.values(batch.times, history.context)
-        left, right = batch.edges[:, :-1], batch.edges[:, 1:]
-        seen = torch.arange(left.shape[1]).expand(left.shape)
-        weight = torch.ones_like(left)
-        exposure = batch.scored_exposure
-        if exposure is not None:
-            left, right, seen = exposed_pieces(batch, exposure)
-            weight = exposure.at(left)[..., 0]
-        seen = torch.minimum(seen, batch.lengths[:, None])
-        row = torch.arange(len(left))[:, None]
-        since = (left - history.times[row, seen])[..., None] * beta
-        width = (right - left)[..., None] * beta
-        mass = torch.exp(-since) * -torch.expm1(-width) * weight[..., None]
-        past += torch.einsum("bgj,bgjn->jn", mass, excitation[row, seen]).numpy()
-        exposed += float(((right - left) * weight).sum())
-        scored = batch.scored
         for m in range(M):
-            mine = scored & (batch.marks == m)
-            base = log_mu[mine][:, m].exp()[None].numpy()
-            parts[m].append(np.concatenate([base, rise[mine].reshape(-1, J * M).T.numpy()]))
+            mine = batch.scored & (batch.marks == m)
+            base = log_mu[mine][:, m].exp()[None]
+            excited = rise[mine].reshape(-1, J * M).T
+            parts[m].append(np.concatenate([base.numpy(), excited.numpy()]))
+        mass, duration = _integrals(batch, history, beta)
+        past += mass
+        exposed += duration
     mu = model.log_baseline.detach().exp().numpy()
     base_cost = mu * exposed
     if model.effects is not None:
-        nodes = integral_design(data, model.effects.spec, merged=True)
+        design = integral_design(data, model.effects.spec, merged=True)
         weights = model.effects.weight.detach().numpy()
         theta = np.concatenate([np.log(mu)[None], weights])
-        base_cost = nodes.weights @ np.exp(np.minimum(nodes.nodes @ theta, 700.0))
-    costs = np.concatenate([base_cost[:, None], np.tile(past.ravel(), (M, 1))], 1)
-    return Designs([np.concatenate(part, 1) for part in parts], costs)
+        log_rates = np.minimum(design.nodes @ theta, 700.0)
+        base_cost = design.weights @ np.exp(log_rates)
+    of_past = np.tile(past.ravel(), (M, 1))
+    costs = np.concatenate([base_cost[:, None], of_past], 1)
+    columns = [np.concatenate(part, 1) for part in parts]
+    return Designs(columns, costs)
+
+
+def _integrals(
+    batch: Batch,
+    history: HawkesHistory,
+    beta: Float[Tensor, " J"],
+) -> tuple[Float[ndarray, "J M"], float]:
+    """The integrals of beta_j R_jn over scored, exposed time, and that time itself."""
+    left = batch.edges[:, :-1]
+    right = batch.edges[:, 1:]
+    seen = torch.arange(left.shape[1]).expand(left.shape)
+    weight = torch.ones_like(left)
+    exposure = batch.scored_exposure
+    if exposure is not None:
+        left, right, seen = exposed_pieces(batch, exposure)
+        weight = exposure.at(left)[..., 0]
+    seen = torch.minimum(seen, batch.lengths[:, None])
+    row = torch.arange(len(left))[:, None]
+    since = (left - history.times[row, seen])[..., None] * beta
+    width = (right - left)[..., None] * beta
+    mass = torch.exp(-since) * -torch.expm1(-width) * weight[..., None]
+    total = torch.einsum("bgj,bgjn->jn", mass, history.excitation[row, seen])
+    duration = ((right - left) * weight).sum()
+    return total.numpy(), float(duration)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -122,21 +122,22 @@ class ModulatedHawkes(PointProcess[HawkesHistory]):
             return self.hawkes.maximum_likelihood(data)
         if not len(data):
             raise UserError(
-                "at least one sequence", "a data set without any", "Read or select some."
+                "at least one sequence",
+                "a data set without any",
+                "Read or select some.",
             )
-        found = _Fit(data, self.effects.spec, self.hawkes.log_decay.numel()).run()
-        lowest = (FLOOR * mean_rates(data, self.marks)).log()
         inner = self.hawkes
+        found = _Fit(data, self.effects.spec, inner.log_decay.numel()).run()
+        lowest = (FLOOR * mean_rates(data, self.marks)).log()
+        log_alpha = found.log_alpha.clamp(min=float(np.log(FLOOR)))
         with torch.no_grad():
             inner.log_baseline.copy_(found.log_mu.maximum(lowest))
-            inner.log_branching.copy_(
-                found.log_alpha.clamp(min=float(np.log(FLOOR))).reshape(inner.log_branching.shape)
-            )
+            inner.log_branching.copy_(log_alpha.reshape(inner.log_branching.shape))
             inner.log_decay.copy_(found.log_beta.reshape(inner.log_decay.shape))
             self.effects.weight.copy_(found.weight)
-        values = self.estimates
-        decays = ", ".join(f"{x:.4g}" for x in np.atleast_1d(values["decay"]))
-        share = self.hawkes.spectral_radius
+        fitted = np.atleast_1d(self.estimates["decay"])
+        decays = ", ".join(f"{decay:.4g}" for decay in fitted)
+        share = inner.spectral_radius
         return [f"branching ratio {share:.3f} at the mean level of the calendar, decay {decays}"]
 
     # ------------------------------------------------------------------ the verbs
@@ -179,16 +180,21 @@ class ModulatedHawkes(PointProcess[HawkesHistory]):
 
     @torch.no_grad()
     def upper_bound(
-        self, history: HawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: HawkesHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The excitation fades, so that each mark's rate without effects is largest at a; that
         times a bound of the effects.
         """
-        found = self.hawkes.log_intensity(history, a[:, None, None], history.lengths[:, None])
+        now = a[:, None, None]
+        found = self.hawkes.log_intensity(history, now, history.lengths[:, None])
         each = found[:, 0, 0]
         if self.effects is not None:
             each = each + self.effects.upper_bound(a, b, history.context, each.dtype)
-        return each.exp().sum(-1) * (1 + 1e-12)
+        total = each.exp().sum(-1)
+        return total * (1 + 1e-12)
 
     def shortest_time(self, history: HawkesHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay."""
@@ -229,15 +235,16 @@ class _Fit:
         self.scored = self.batch.scored & self.batch.valid
         row = np.repeat(np.arange(len(data)), data.lengths)
         self.at_events = _Basis(effects, context, data.times, row)
-        left, right, self.exposure, owner, seen = _pieces(data, effects)
-        self.left = torch.from_numpy(left)
-        self.width = torch.from_numpy(right - left)
-        self.owner = torch.from_numpy(owner)
-        self.seen = torch.from_numpy(seen)
+        pieces = _pieces(data, effects)
+        self.exposure = torch.from_numpy(pieces.exposure)
+        self.left = torch.from_numpy(pieces.left)
+        self.width = torch.from_numpy(pieces.right - pieces.left)
+        self.owner = torch.from_numpy(pieces.owner)
+        self.seen = torch.from_numpy(pieces.seen)
         # Effects may jump at the end of a piece: their values just before it belong to the piece.
-        before = np.nextafter(right, -np.inf)
-        self.at_left = _Basis(effects, context, left, owner)
-        self.at_right = _Basis(effects, context, before, owner)
+        before = np.nextafter(pieces.right, -np.inf)
+        self.at_left = _Basis(effects, context, pieces.left, pieces.owner)
+        self.at_right = _Basis(effects, context, before, pieces.owner)
         penalty = penalty_of(spec, poisson.penalties)[1:, 1:]
         self.penalty = torch.from_numpy(penalty)
         self.columns = _level_columns(spec)
@@ -245,34 +252,50 @@ class _Fit:
         self.rates = mean_rates(data, data.marks)
         gaps = data.gaps
         positive = gaps[gaps > 0]
-        mean_gap = float(positive.mean()) if len(positive) else float(data.durations.mean())
+        if len(positive):
+            mean_gap = float(positive.mean())
+        else:
+            mean_gap = float(data.durations.mean())
         self.first_decay = 1 / (FASTER * mean_gap)
 
     def run(self) -> _Point:
         """The best point from several starts."""
         tried = [self._climbed(self._start(scale), FIRST) for scale in STARTS]
-        best = max(tried, key=lambda pair: pair[1])[0]
-        return self._centred(self._climbed(best, STEPS)[0])
+        best, _ = max(tried, key=lambda pair: pair[1])
+        found, _ = self._climbed(best, STEPS)
+        return self._centred(found)
 
     def _start(self, scale: float) -> _Point:
-        J, M = self.exponentials, self.marks
-        share = FIRST_BRANCHING * 0.25 ** torch.arange(J, dtype=torch.float64)
-        alpha = (share / share.sum() * FIRST_BRANCHING / M)[:, None, None].expand(J, M, M)
-        beta = self.first_decay * scale / APART ** torch.arange(J, dtype=torch.float64)
+        J = self.exponentials
+        M = self.marks
+        position = torch.arange(J, dtype=torch.float64)
+        share = FIRST_BRANCHING * 0.25**position
+        alpha = share / share.sum() * FIRST_BRANCHING / M
+        beta = self.first_decay * scale / APART**position
         mu = (1 - FIRST_BRANCHING) * self.rates
-        return _Point(mu.log(), alpha.log(), beta.log(), self.first_weight).copied()
+        start = _Point(
+            log_mu=mu.log(),
+            log_alpha=alpha[:, None, None].expand(J, M, M).log(),
+            log_beta=beta.log(),
+            weight=self.first_weight,
+        )
+        return start.copied()
 
     def _climbed(self, start: _Point, steps: int) -> tuple[_Point, float]:
         point = start.copied()
         for part in point.parts():
             part.requires_grad_()
         search = torch.optim.LBFGS(
-            point.parts(), max_iter=steps, history_size=20, line_search_fn="strong_wolfe"
+            point.parts(),
+            max_iter=steps,
+            history_size=20,
+            line_search_fn="strong_wolfe",
         )
+        events = max(1, int(self.scored.sum()))
 
         def loss() -> Tensor:
             search.zero_grad()
-            value = -self.value(point) / max(1, int(self.scored.sum()))
+            value = -self.value(point) / events
             value.backward()
             return value
 
@@ -282,28 +305,32 @@ class _Fit:
 
     def value(self, point: _Point) -> Tensor:
         """The penalised log-likelihood."""
+        batch = self.batch
         beta = point.log_beta.exp()
         alpha = point.log_alpha.exp()
         shift = self._shift(point)
         excitation = self._states(beta)
-        times = torch.cat([self.batch.start[:, None], self.batch.times], 1)
+        times = torch.cat([batch.start[:, None], batch.times], 1)
         # Events: the state after the event before, faded until the event.
         gaps = times.diff(dim=1)
-        faded = torch.exp(-beta * gaps[..., None])[..., None] * excitation[:, :-1]
+        fade = torch.exp(-beta * gaps[..., None])
+        faded = fade[..., None] * excitation[:, :-1]
         rise = torch.einsum("bnjk,jmk,j->bnm", faded, alpha, beta)
         rates = point.log_mu.exp() + rise
-        own = rates.gather(2, self.batch.marks[..., None])[..., 0]
-        flat = self.batch.marks[self.batch.valid]
-        f = self.at_events.values(point.weight).gather(1, flat[:, None])[:, 0] - shift[flat]
+        own = rates.gather(2, batch.marks[..., None])[..., 0]
+        marks = batch.marks[batch.valid]
+        effects = self.at_events.values(point.weight).gather(1, marks[:, None])[:, 0]
+        effects = effects - shift[marks]
         logs = torch.where(self.scored, own, 1.0).log().sum()
-        logs = logs + torch.where(self.scored[self.batch.valid], f, 0.0).sum()
+        logs = logs + torch.where(self.scored[batch.valid], effects, 0.0).sum()
         # Pieces: exp(f) is linear from left to right, times mu and the fading exponentials.
         at_left = (self.at_left.values(point.weight) - shift).exp()
         at_right = (self.at_right.values(point.weight) - shift).exp()
         width = self.width[:, None]
         state = excitation[self.owner, self.seen]
         since = self.left - times[self.owner, self.seen]
-        state = torch.exp(-beta * since[:, None])[..., None] * state
+        fade = torch.exp(-beta * since[:, None])
+        state = fade[..., None] * state
         x = beta * width
         constant = -torch.expm1(-x)  # beta times the integral of exp(-beta s)
         rising = torch.where(x > 1e-4, constant / x - torch.exp(-x), x / 2)  # of beta s / width
@@ -311,25 +338,29 @@ class _Fit:
         right_mass = torch.einsum("qj,qjk,jmk->qm", rising, state, alpha)
         background = point.log_mu.exp() * width / 2
         mass = at_left * (background + left_mass) + at_right * (background + right_mass)
-        integral = (torch.from_numpy(self.exposure)[:, None] * mass).sum()
+        integral = (self.exposure[:, None] * mass).sum()
         penalty = (point.weight * (self.penalty @ point.weight)).sum() / 2
         return logs - integral - penalty
 
     def _shift(self, point: _Point) -> Tensor:
         """log of the mean of exp(f) over the observed time, (M,)."""
-        weight = torch.from_numpy(self.exposure) * self.width
-        mean = (self.at_left.values(point.weight).exp() * weight[:, None]).sum(0) / weight.sum()
+        observed = self.exposure * self.width
+        factor = self.at_left.values(point.weight).exp()
+        summed = (factor * observed[:, None]).sum(0)
+        mean = summed / observed.sum()
         return mean.log()
 
     def _states(self, beta: Tensor) -> Float[Tensor, "B P J M"]:
         """The excitation after every event, and 0 at the start, by one scan."""
-        own = nn.functional.one_hot(self.batch.marks, self.marks).to(torch.float64)
-        driven = torch.where(self.batch.valid[..., None], own, 0.0)[:, :, None, None]
+        batch = self.batch
+        own = nn.functional.one_hot(batch.marks, self.marks).to(torch.float64)
+        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None]
         driven = driven.expand(-1, -1, 1, len(beta), -1)
         rate = torch.complex(-beta, torch.zeros_like(beta))[None]
-        times = torch.cat([self.batch.start[:, None], self.batch.times], 1)
-        rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype)).real[:, :, 0]
-        return nn.functional.pad(rest, (0, 0, 0, 0, 1, 0))
+        times = torch.cat([batch.start[:, None], batch.times], 1)
+        states = scan(rate, times.diff(dim=1), driven.to(rate.dtype))
+        after = states.real[:, :, 0]
+        return nn.functional.pad(after, (0, 0, 0, 0, 1, 0))
 
     def _centred(self, point: _Point) -> _Point:
         """The same rates, with effects whose exponential has mean 1 where a term of the calendar
@@ -348,7 +379,11 @@ class _Basis:
     """Basis functions of the effects at some times: which are not 0, and their values."""
 
     def __init__(
-        self, effects: Effects, context: Context, times: Float[ndarray, " T"], rows: ndarray
+        self,
+        effects: Effects,
+        context: Context,
+        times: Float[ndarray, " T"],
+        rows: ndarray,
     ) -> None:
         index, share = sparse_basis(effects, context, times, rows)
         # The first column is the constant, which the levels of the Hawkes process stand for.
@@ -358,50 +393,67 @@ class _Basis:
     def values(self, weight: Float[Tensor, "K M"]) -> Float[Tensor, "T M"]:
         """f at the times."""
         return nn.functional.embedding_bag(
-            self.index, weight, mode="sum", per_sample_weights=self.share
+            self.index,
+            weight,
+            mode="sum",
+            per_sample_weights=self.share,
         )
 
 
-def _pieces(
-    data: Dataset, effects: Effects
-) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"], Float[ndarray, " Q"], ndarray, ndarray]:
-    """Left and right ends of pieces of scored time between neighbouring events, breakpoints of the
-    effects and changes of the exposure; the exposure, the sequence, and the events before each.
+class _Pieces(NamedTuple):
+    """Pieces of scored time between neighbouring events, breakpoints of the effects and changes of
+    the exposure: their ends, the exposure, the sequence, and the number of events before.
     """
+
+    left: Float[ndarray, " Q"]
+    right: Float[ndarray, " Q"]
+    exposure: Float[ndarray, " Q"]
+    owner: ndarray
+    seen: ndarray
+
+
+def _pieces(data: Dataset, effects: Effects) -> _Pieces:
+    """The pieces of all sequences."""
     starts, stops, factor, owner = exposed_segments(data)
-    lefts = []
-    rights = []
-    exposures = []
-    owners = []
-    before = []
+    parts = []
     for i in range(len(data)):
         own = np.flatnonzero(owner == i)
         if not len(own):
             continue
         events = data.times[data.offsets[i] : data.offsets[i + 1]]
-        low = float(starts[own].min())
-        high = float(stops[own].max())
+        begins = starts[own]
+        ends = stops[own]
+        low = float(begins.min())
+        high = float(ends.max())
         cuts = _cuts(data, effects, i, low, high)
-        edges = np.unique(np.concatenate([starts[own], stops[own], cuts, events]))
+        edges = np.unique(np.concatenate([begins, ends, cuts, events]))
         edges = edges[(edges >= low) & (edges <= high)]
         middle = (edges[:-1] + edges[1:]) / 2
-        segment = own[np.searchsorted(starts[own], middle, side="right") - 1]
+        segment = own[np.searchsorted(begins, middle, side="right") - 1]
         inside = middle < stops[segment]
-        lefts.append(edges[:-1][inside])
-        rights.append(edges[1:][inside])
-        exposures.append(factor[segment][inside])
-        owners.append(np.full(int(inside.sum()), i))
-        before.append(np.searchsorted(events, lefts[-1], side="right"))
-    parts = (lefts, rights, exposures, owners, before)
-    left, right, exposure, row, seen = (np.concatenate(part) for part in parts)
-    return left, right, exposure, row, seen
+        left = edges[:-1][inside]
+        part = _Pieces(
+            left=left,
+            right=edges[1:][inside],
+            exposure=factor[segment][inside],
+            owner=np.full(len(left), i),
+            seen=np.searchsorted(events, left, side="right"),
+        )
+        parts.append(part)
+    return _Pieces(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
 
 def _cuts(
-    data: Dataset, effects: Effects, row: int, low: float, high: float
+    data: Dataset,
+    effects: Effects,
+    row: int,
+    low: float,
+    high: float,
 ) -> Float[ndarray, " C"]:
     """Breakpoints of the effects of one sequence."""
-    context = None if data.context is None else data.context.batch(np.array([row]))
+    context = None
+    if data.context is not None:
+        context = data.context.batch(np.array([row]))
     first, last = torch.tensor([[low], [high]], dtype=torch.float64)
     found = effects.cuts(first, last, context, PIECE / FINER)[0].numpy()
     return found[(found > low) & (found < high)]

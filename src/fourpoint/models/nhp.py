@@ -54,14 +54,23 @@ class NHPHistory(History):
     def latest(self) -> NHPHistory:
         """The last real position alone: all that is needed to go on."""
         time, state = _last(self)
-        return NHPHistory(time[:, None], self.start, torch.zeros_like(self.lengths), state[:, None])
+        return NHPHistory(
+            times=time[:, None],
+            start=self.start,
+            lengths=torch.zeros_like(self.lengths),
+            state=state[:, None],
+        )
 
     def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> NHPHistory:
         """R positions of any rows, each a row of its own."""
         times = self.times[rows, positions]
         states = self.state[rows, positions]
-        last = torch.zeros_like(positions)
-        return NHPHistory(times[:, None], self.start[rows], last, states[:, None])
+        return NHPHistory(
+            times=times[:, None],
+            start=self.start[rows],
+            lengths=torch.zeros_like(positions),
+            state=states[:, None],
+        )
 
 
 class NHP(PointProcess[NHPHistory]):
@@ -88,7 +97,11 @@ class NHP(PointProcess[NHPHistory]):
     linear = True
     has_upper_bound = True
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1500, step_events=4096, learning_rate=5e-3, weight_decay=0.1, mixed=True
+        steps=1500,
+        step_events=4096,
+        learning_rate=5e-3,
+        weight_decay=0.1,
+        mixed=True,
     )
     time_scale: Tensor
 
@@ -116,19 +129,30 @@ class NHP(PointProcess[NHPHistory]):
             )
         self.marks = space_without_places(marks, "nhp")
         self._settings: dict[str, Any] = dict(
-            hidden=hidden, embedding=embedding, dropout=dropout, seed=seed
+            hidden=hidden,
+            embedding=embedding,
+            dropout=dropout,
+            seed=seed,
         )
         self._draw = seed
         self._random: torch.Generator | None = None
         M = self.marks.count
         random = torch.Generator().manual_seed(seed)
-        narrow = 1 / math.sqrt(embedding + hidden)
-        self.embedding = nn.Parameter(torch.randn(M, embedding, generator=random))
-        self.input = nn.Parameter(narrow * torch.randn(embedding, 7 * hidden, generator=random))
-        self.recurrent = nn.Parameter(narrow * torch.randn(hidden, 7 * hidden, generator=random))
-        slow = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), hidden).expm1().log()
-        self.bias = nn.Parameter(torch.cat([torch.zeros(5 * hidden), slow, torch.zeros(hidden)]))
-        self.first = nn.Parameter(torch.cat([torch.zeros(3 * hidden), slow]))
+        scale = 1 / math.sqrt(embedding + hidden)
+        marked = torch.randn(M, embedding, generator=random)
+        to_gates = torch.randn(embedding, 7 * hidden, generator=random)
+        recurrent = torch.randn(hidden, 7 * hidden, generator=random)
+        decay = torch.logspace(math.log10(SLOWEST), math.log10(FASTEST), hidden)
+        slow = decay.expm1().log()
+        bias = torch.zeros(7 * hidden)
+        bias[5 * hidden : 6 * hidden] = slow
+        first = torch.zeros(4 * hidden)
+        first[3 * hidden :] = slow
+        self.embedding = nn.Parameter(marked)
+        self.input = nn.Parameter(scale * to_gates)
+        self.recurrent = nn.Parameter(scale * recurrent)
+        self.bias = nn.Parameter(bias)
+        self.first = nn.Parameter(first)
         self.readout = nn.Parameter(torch.zeros(M, hidden))
         self.base = nn.Parameter(torch.zeros(M))
         self.link = ScaledSoftplus(M)
@@ -141,26 +165,41 @@ class NHP(PointProcess[NHPHistory]):
     def initialise(self, data: Dataset) -> list[str]:
         """Count time in mean gaps, and begin at the mean rate of every mark, whatever the past."""
         scale = time_scale_of(data)
+        rates = mean_rates(data, self.marks)
         with torch.no_grad():
             self.time_scale.fill_(scale)
-            self.base.copy_(self.link.inverse(mean_rates(data, self.marks) * scale))
-        return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+            self.base.copy_(self.link.inverse(rates * scale))
+        unit = data.unit or "time units"
+        return [f"time scale: {scale:.4g} {unit} (the mean gap)"]
 
     def redraw(self, random: torch.Generator) -> None:
         """Choose anew which cells are silent in which sequence of the next batch."""
-        self._random = random if random.device.type == "cuda" else None
-        self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
+        if random.device.type == "cuda":
+            self._random = random
+        else:
+            self._random = None
+            self._draw = int(torch.randint(2**62, (), generator=random))
 
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: NHPHistory | None = None) -> NHPHistory:
         """The cells at all positions, event after event."""
         kept = self._output_dropout(len(batch.start))
-        anchor, first = (batch.start, self._first(kept)) if before is None else _last(before)
+        if before is None:
+            start = anchor = batch.start
+            first = self._first(kept)
+        else:
+            start = before.start
+            anchor, first = _last(before)
         times = torch.cat([anchor[:, None], batch.times], 1)
-        states = self._states(batch.marks.T, self._in_mean_gaps(times.diff(dim=1).T), first, kept)
-        start = batch.start if before is None else before.start
-        return NHPHistory(times, start, batch.lengths, states.transpose(0, 1).contiguous())
+        gaps = self._in_mean_gaps(times.diff(dim=1).T)
+        states = self._states(batch.marks.T, gaps, first, kept)
+        return NHPHistory(
+            times=times,
+            start=start,
+            lengths=batch.lengths,
+            state=states.transpose(0, 1).contiguous(),
+        )
 
     def extend(
         self,
@@ -172,14 +211,19 @@ class NHP(PointProcess[NHPHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> NHPHistory:
         """One event more; only the last position is kept."""
-        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        if active is None:
+            active = torch.ones_like(mark, dtype=torch.bool)
         last, old = _last(history)
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
-        new = self._states(mark[None], gap[None], old, self._output_dropout(len(mark)))[1]
+        kept = self._output_dropout(len(mark))
+        new = self._states(mark[None], gap[None], old, kept)[1]
         moved = torch.where(active, time, last)
         state = torch.where(active[:, None], new, old)
         return NHPHistory(
-            moved[:, None], history.start, torch.zeros_like(history.lengths), state[:, None]
+            times=moved[:, None],
+            start=history.start,
+            lengths=torch.zeros_like(history.lengths),
+            state=state[:, None],
         )
 
     def log_intensity(
@@ -201,12 +245,17 @@ class NHP(PointProcess[NHPHistory]):
         """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
         lambda per mark at its end.
         """
-        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
-        return self.link.in_gaps(z, -self.time_scale.log().to(z).expand(self.marks.count), weights)
+        times = torch.cat([nodes, ends[..., None]], 2)
+        z = self._inside(history, times, None)
+        log_scale = self.time_scale.log().to(z)
+        return self.link.in_gaps(z, -log_scale.expand(self.marks.count), weights)
 
     @torch.no_grad()
     def upper_bound(
-        self, history: NHPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: NHPHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], seen from the last position and with no event
         in between.
@@ -215,22 +264,28 @@ class NHP(PointProcess[NHPHistory]):
         below the larger of theirs; link and sum over marks are monotone. It has an allowance for
         rounding, since it is the rounded rate that must stay below.
         """
-        eps, (last, state) = torch.finfo(self.readout.dtype).eps, _last(history)
+        eps = torch.finfo(self.readout.dtype).eps
+        last, state = _last(history)
         ends = self._in_mean_gaps(torch.stack([a, b], 1) - last[:, None])
-        low, high = _Output.apply(state[:, None], ends[:, None])[:, 0].unbind(1)
+        at_ends = _Output.apply(state[:, None], ends[:, None])[:, 0]
+        at_a, at_b = at_ends.unbind(1)
         c, target, _, _ = state.chunk(4, -1)
-        rounding = eps * (32 + self.readout.shape[1] + 8 * (c.abs() + target.abs()))
-        spread = (high - low).abs() / 2 + rounding
+        largest = c.abs() + target.abs()
+        rounding = eps * (32 + self.readout.shape[1] + 8 * largest)
+        spread = (at_b - at_a).abs() / 2 + rounding
         base = self.base + 8 * eps * self.base.abs()
-        middle = nn.functional.linear((low + high) / 2, self.readout, base)
-        logs = self._log_rate(middle + spread @ self.readout.abs().T).to(torch.float64)
+        middle = nn.functional.linear((at_a + at_b) / 2, self.readout, base)
+        above = spread @ self.readout.abs().T
+        logs = self._log_rate(middle + above).to(torch.float64)
         allowance = 16 * eps * (1 + logs.abs() + self.time_scale.log().abs())
         return (logs + allowance).exp().sum(-1)
 
     def shortest_time(self, history: NHPHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay of a cell."""
-        fastest = history.state.chunk(4, -1)[3].amax((1, 2)).to(torch.float64)
-        return self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)
+        _, _, _, decay = history.state.chunk(4, -1)
+        fastest = decay.amax((1, 2)).to(torch.float64)
+        tiny = torch.finfo(fastest.dtype).tiny
+        return self.time_scale / fastest.clamp(min=tiny)
 
     # ------------------------------------------------------------------ parts
 
@@ -238,11 +293,15 @@ class NHP(PointProcess[NHPHistory]):
         return (gaps / self.time_scale).to(self.bias)
 
     def _inside(
-        self, history: NHPHistory, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+        self,
+        history: NHPHistory,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to: w_m' h + b_m."""
         anchor, state = _at(history, seen)
-        h = _Output.apply(state, self._in_mean_gaps(times - anchor[..., None]))
+        lag = self._in_mean_gaps(times - anchor[..., None])
+        h = _Output.apply(state, lag)
         return nn.functional.linear(h, self.readout, self.base)
 
     def _log_rate(self, z: Float[Tensor, "*S M"]) -> Float[Tensor, "*S M"]:
@@ -261,8 +320,11 @@ class NHP(PointProcess[NHPHistory]):
 
     def _first(self, kept: Float[Tensor, "B H"]) -> Float[Tensor, "B H4"]:
         """The learned state at the window's start."""
-        c, target, o, slow = (x.expand_as(kept) for x in self.first.chunk(4))
-        return torch.cat([c, target, o.sigmoid() * kept, nn.functional.softplus(slow)], -1)
+        parts = [part.expand_as(kept) for part in self.first.chunk(4)]
+        c, target, o, slow = parts
+        output = o.sigmoid() * kept
+        decay = nn.functional.softplus(slow)
+        return torch.cat([c, target, output, decay], -1)
 
     def _states(
         self,
@@ -295,36 +357,42 @@ class _Cells(torch.autograd.Function):
         weight: Float[Tensor, "H H7"],
         kept: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H4"]:
-        (N, B), H = gaps.shape, len(weight)
+        N, B = gaps.shape
+        H = len(weight)
         gates = table.new_empty(N, B, 7 * H)
         states = table.new_empty(N + 1, B, 4 * H)
         states[0] = first
-        fade, cell, bent, output = table.new_empty(
-            4, N, B, H
-        )  # exp(-delta gap), and the left limits of c, tanh c and h
-        keep = gates[..., 2 * H : 4 * H]
+        # exp(-delta gap), and the left limits of c, tanh c and h
+        fade, cell, bent, output = table.new_empty(4, N, B, H)
+        inputs = gates[..., : 2 * H].unflatten(-1, (2, H))
+        forgets = gates[..., 2 * H : 4 * H]
         logistic = gates[..., : 5 * H]
-        pairs, take = (x[..., : 2 * H].unflatten(-1, (2, H)) for x in (states[1:], gates))
+        last_three = gates[..., 4 * H :]
+        both_cells = states[1:, :, : 2 * H].unflatten(-1, (2, H))
         old = _steps(*states[:-1].chunk(4, -1))
-        new = _steps(*states[1:].chunk(4, -1), pairs)
+        new = _steps(*states[1:].chunk(4, -1), both_cells)
         left = _steps(-gaps[..., None], fade, cell, bent, output)
-        gate = _steps(
-            marks, gates, logistic, take, *keep.chunk(2, -1), *gates[..., 4 * H :].chunk(3, -1)
-        )
-        for (c0, k0, o0, d0), (c, k, o, d, both), (wait, e, a, u, h), (
-            mark,
-            g,
-            five,
-            i,
-            f,
-            f_,
-            out,
-            slow,
-            z,
-        ) in zip(old, new, left, gate, strict=True):
+        whole = _steps(marks, gates, logistic)
+        gate = _steps(inputs, *forgets.chunk(2, -1), *last_three.chunk(3, -1))
+        for at_old, at_new, at_left, of_event, of_gate in zip(
+            old,
+            new,
+            left,
+            whole,
+            gate,
+            strict=True,
+        ):
+            c0, k0, o0, d0 = at_old
+            c, k, o, d, both = at_new
+            wait, e, a, u, h = at_left
+            mark, g, five = of_event
+            i, f, f_, out, slow, z = of_gate
             torch.mul(d0, wait, out=e).exp_()
-            torch.tanh(torch.lerp(k0, c0, e, out=a), out=u)
-            torch.index_select(table, 0, mark, out=g).addmm_(torch.mul(o0, u, out=h), weight)
+            torch.lerp(k0, c0, e, out=a)
+            torch.tanh(a, out=u)
+            torch.mul(o0, u, out=h)
+            torch.index_select(table, 0, mark, out=g)
+            g.addmm_(h, weight)
             five.sigmoid_()
             torch.mul(f, a, out=c)
             torch.mul(f_, k0, out=k)
@@ -339,7 +407,8 @@ class _Cells(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Context, *outside: Tensor
+        ctx: Context,
+        *outside: Tensor,
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, None]:
         table, marks, gaps, gates, states, fade, cell, bent, output, weight, kept = (
             ctx.saved_tensors
@@ -347,24 +416,23 @@ class _Cells(torch.autograd.Function):
         B = gaps.shape[1]
         H = len(weight)
         c, k, o, d = states[:-1].chunk(4, -1)
-        take = gates[..., : 2 * H].unflatten(-1, (2, H))
-        keep = gates[..., 2 * H : 4 * H]
+        inputs = gates[..., : 2 * H].unflatten(-1, (2, H))
+        forgets = gates[..., 2 * H : 4 * H]
+        logistic = gates[..., : 5 * H]
+        decays = gates[..., 5 * H : 6 * H]
         z = gates[..., 6 * H :]
         # Each gate's derivative times what the gate multiplies; the loop makes it the gradient of
         # the gate's argument.
         inward = torch.empty_like(gates)
-        logistic = gates[..., : 5 * H]
         torch.addcmul(logistic, logistic, logistic, value=-1, out=inward[..., : 5 * H])
-        pairs, (f, f_, out, slow, to_z) = (
-            inward[..., : 2 * H].unflatten(-1, (2, H)),
-            inward[..., 2 * H :].chunk(5, -1),
-        )
-        pairs.mul_(z[:, :, None])
-        f.mul_(cell)
-        f_.mul_(k)
-        out.mul_(kept)
-        torch.sigmoid(gates[..., 5 * H : 6 * H], out=slow)
-        steep = take * (1 - z * z)[:, :, None]
+        to_inputs = inward[..., : 2 * H].unflatten(-1, (2, H))
+        to_f, to_f_, to_out, to_slow, to_z = inward[..., 2 * H :].chunk(5, -1)
+        to_inputs.mul_(z[:, :, None])
+        to_f.mul_(cell)
+        to_f_.mul_(k)
+        to_out.mul_(kept)
+        torch.sigmoid(decays, out=to_slow)
+        steep = inputs * (1 - z * z)[:, :, None]
         bend = o * (1 - bent * bent)
         share = torch.stack([fade, 1 - fade], 2)
         rush = (k - c) * fade
@@ -374,43 +442,48 @@ class _Cells(torch.autograd.Function):
         parts = total.unflatten(-1, (4, H))
         pair = gates.new_empty(B, 2, H)
         gh = gates.new_empty(B, H)
-        new = _steps(
-            parts[1:, :, :2], parts[1:, :, None, :2], parts[1:, :, 2:], *parts[1:, :, :2].unbind(2)
-        )
-        old = _steps(parts[:-1, :, :2], *parts[:-1, :, 1:].unbind(2))
-        gate = _steps(
-            inward,
-            inward[..., : 4 * H].unflatten(-1, (2, 2, H)),
-            inward[..., 4 * H : 6 * H].unflatten(-1, (2, H)),
-            to_z,
-        )
-        derivatives = _steps(steep, bend, share, rush * gaps[..., None], bent, *keep.chunk(2, -1))
+        after = parts[1:]
+        earlier = parts[:-1]
+        both_cells = after[:, :, :2]
+        output_and_decay = after[:, :, 2:]
+        first_four = inward[..., : 4 * H].unflatten(-1, (2, 2, H))
+        next_two = inward[..., 4 * H : 6 * H].unflatten(-1, (2, H))
+        new = _steps(both_cells, after[:, :, None, :2], output_and_decay, *both_cells.unbind(2))
+        old = _steps(earlier[:, :, :2], *earlier[:, :, 1:].unbind(2))
+        gate = _steps(inward, first_four, next_two, to_z)
+        derivatives = _steps(steep, bend, share, rush * gaps[..., None], bent)
+        forget = _steps(*forgets.chunk(2, -1))
         cells = _steps(reach, reach[:, :, None])
-        for (both, twice, od, gc, gk), (both0, gk0, go0, gd0), (g, g4, g2, gz), (
-            zs,
-            b,
-            s,
-            r,
-            u,
-            f,
-            f_,
-        ), (ga, wide) in reversed(list(zip(new, old, gate, derivatives, cells, strict=True))):
+        steps = list(zip(new, old, gate, derivatives, forget, cells, strict=True))
+        for at_new, at_old, of_gate, derivative, of_forget, of_cell in reversed(steps):
+            both, twice, od, gc, gk = at_new
+            both0, gk0, go0, gd0 = at_old
+            g, g4, g2, gz = of_gate
+            zs, b, s, r, u = derivative
+            f, f_ = of_forget
+            ga, wide = of_cell
             g4.mul_(twice)
             g2.mul_(od)
-            torch.sum(torch.mul(both, zs, out=pair), 1, out=gz)
+            torch.mul(both, zs, out=pair)
+            torch.sum(pair, 1, out=gz)
             torch.mm(g, across, out=gh)
-            torch.mul(gh, b, out=ga).addcmul_(gc, f)
+            torch.mul(gh, b, out=ga)
+            ga.addcmul_(gc, f)
             both0.addcmul_(wide, s)
             gk0.addcmul_(gk, f_)
             go0.addcmul_(gh, u)
             gd0.addcmul_(ga, r)
-        to_gaps = (reach * rush * d).sum(-1) if ctx.needs_input_grad[2] else None
+        to_gaps = None
+        if ctx.needs_input_grad[2]:
+            to_gaps = (reach * rush * d).sum(-1)
         flat = inward.flatten(0, 1)
         if len(table) > 1:
-            to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), flat)
+            to_table = torch.zeros_like(table)
+            to_table.index_add_(0, marks.flatten(), flat)
         else:
             to_table = flat.sum(0, keepdim=True)
-        return to_table, None, to_gaps, total[0], output.flatten(0, 1).T @ flat, None
+        to_weight = output.flatten(0, 1).T @ flat
+        return to_table, None, to_gaps, total[0], to_weight, None
 
 
 class _Output(torch.autograd.Function):
@@ -420,7 +493,9 @@ class _Output(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, state: Float[Tensor, "B G H4"], lag: Float[Tensor, "B G Q"]
+        ctx: Context,
+        state: Float[Tensor, "B G H4"],
+        lag: Float[Tensor, "B G Q"],
     ) -> Float[Tensor, "B G Q H"]:
         c, k, o, d = state[:, :, None].chunk(4, -1)
         fade = (d * -lag[..., None]).exp_()
@@ -434,13 +509,20 @@ class _Output(torch.autograd.Function):
     def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, Tensor | None]:
         state, lag, fade, bent, h = ctx.saved_tensors
         c, k, o, d = state.chunk(4, -1)
-        to_cell = torch.addcmul(o[:, :, None], h, bent, value=-1).mul_(outside[0])
+        difference = k - c
+        to_cell = torch.addcmul(o[:, :, None], h, bent, value=-1)
+        to_cell.mul_(outside[0])
         to_both = to_cell.sum(2)
         faded = to_cell.mul_(fade)
         to_c = faded.sum(2)
-        to_lag = (faded * ((k - c) * d)[:, :, None]).sum(-1) if ctx.needs_input_grad[1] else None
-        to_d = faded.mul_(lag[..., None]).sum(2).mul_(k - c)
-        to_o = torch.mul(outside[0], bent, out=faded).sum(2)
+        to_lag = None
+        if ctx.needs_input_grad[1]:
+            slope = (difference * d)[:, :, None]
+            to_lag = (faded * slope).sum(-1)
+        to_d = faded.mul_(lag[..., None]).sum(2)
+        to_d.mul_(difference)
+        torch.mul(outside[0], bent, out=faded)
+        to_o = faded.sum(2)
         return torch.cat([to_c, to_both - to_c, to_o, to_d], -1), to_lag
 
 
@@ -458,7 +540,8 @@ def _last(history: NHPHistory) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H4
 
 
 def _at(
-    history: NHPHistory, seen: Int[Tensor, "B G"] | None
+    history: NHPHistory,
+    seen: Int[Tensor, "B G"] | None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G H4"]]:
     if seen is None:
         return history.times, history.state

@@ -30,24 +30,33 @@ class Past:
     marks: Int[Tensor, "B N H"]
     values: Float[Tensor, "B N K"]
     arrival: Int[Tensor, "B N"]  # the first position that sees the event
-    dropped: (
-        Int[Tensor, "B N K"] | None
-    )  # the first that no longer does; None: all later ones see it
+    # the first position that no longer sees it; None: all later ones do
+    dropped: Int[Tensor, "B N K"] | None
 
     def mask(self, seen: Int[Tensor, "B G"]) -> Bool[Tensor, "B G N *J"]:
         """True for the events that a group sees from position ``seen``."""
-        there = self.arrival[:, None] <= seen[..., None]
+        position = seen[..., None]
+        there = self.arrival[:, None] <= position
         if self.dropped is None:
             return there
-        return there[..., None] & (seen[..., None, None] < self.dropped[:, None])
+        not_yet_dropped = position[..., None] < self.dropped[:, None]
+        return there[..., None] & not_yet_dropped
 
 
 def past_of(
-    times: Float[Tensor, "B N"], marks: Int[Tensor, "B N"], values: Float[Tensor, "B N K"]
+    times: Float[Tensor, "B N"],
+    marks: Int[Tensor, "B N"],
+    values: Float[Tensor, "B N K"],
 ) -> Past:
     """Events of a batch, each seen from the position after it."""
-    arrival = torch.arange(1, times.shape[1] + 1, device=times.device).expand(times.shape)
-    return Past(times[..., None], marks[..., None], values, arrival, None)
+    position = torch.arange(1, times.shape[1] + 1, device=times.device)
+    return Past(
+        times=times[..., None],
+        marks=marks[..., None],
+        values=values,
+        arrival=position.expand(times.shape),
+        dropped=None,
+    )
 
 
 def appended(
@@ -61,16 +70,20 @@ def appended(
     """One event more after the first ``lengths`` of each row, where it ``happened``; wider by one
     slot where needed.
     """
-    if int((lengths + happened).max()) > past.times.shape[1]:
-        wider = {name: _widen(getattr(past, name)) for name in ("times", "marks", "values")}
-        n = past.times.shape[1] + 1
+    N = past.times.shape[1]
+    if int((lengths + happened).max()) > N:
+        N += 1
+        position = torch.arange(1, N + 1, device=time.device)
         past = replace(
-            past, **wider, arrival=torch.arange(1, n + 1, device=time.device).expand(len(time), n)
+            past,
+            times=_widen(past.times),
+            marks=_widen(past.marks),
+            values=_widen(past.values),
+            arrival=position.expand(len(time), N),
         )
-    here = (
-        (torch.arange(past.times.shape[1], device=time.device) == lengths[:, None])
-        & happened[:, None]
-    )[..., None]
+    slots = torch.arange(N, device=time.device)
+    here = (slots == lengths[:, None]) & happened[:, None]
+    here = here[..., None]
     return replace(
         past,
         times=torch.where(here, time[:, None, None], past.times),
@@ -93,15 +106,23 @@ class Memory:
     def past(self) -> Past:
         """The same as a past of one position."""
         dropped = torch.where(self.active.valid, NEVER, 0)
-        return Past(self.times, self.marks, self.values, torch.zeros_like(dropped[..., 0]), dropped)
+        return Past(
+            times=self.times,
+            marks=self.marks,
+            values=self.values,
+            arrival=torch.zeros_like(dropped[..., 0]),
+            dropped=dropped,
+        )
 
     def by_age(self) -> Memory:
         """Slots in order of arrival, empty ones last, events numbered from 0."""
         order = torch.where(self.active.valid, self.active.index, NEVER).argsort(1)
         valid = self.active.valid.gather(1, order)
-        index = torch.where(valid, torch.arange(valid.shape[1], device=order.device)[:, None], -1)
+        number = torch.arange(valid.shape[1], device=order.device)
         active = Active(
-            index, self.active.total.gather(1, order), self.active.count.gather(1, order)
+            torch.where(valid, number[:, None], -1),
+            self.active.total.gather(1, order),
+            self.active.count.gather(1, order),
         )
         return Memory(
             self.times.gather(1, order),
@@ -120,16 +141,18 @@ class Memory:
         return self._resized(min(keep, max(FIRST_SLOTS, 2 * slots)))
 
     def _resized(self, slots: int) -> Memory:
-        more = slots - self.times.shape[1]
-        times, marks, values = (
-            torch.cat([x, x.new_zeros(len(x), more, x.shape[2])], 1)
-            for x in (self.times, self.marks, self.values)
+        B, E, K = self.times.shape
+        more = slots - E
+        extra = empty(B, more, K, self.active.total)
+        both = []
+        for pair in zip(self.active.tensors(), extra.tensors(), strict=True):
+            both.append(torch.cat(pair, 1))
+        return Memory(
+            times=_widen(self.times, more),
+            marks=_widen(self.marks, more),
+            values=_widen(self.values, more),
+            active=Active(*both),
         )
-        extra = empty(len(self.times), more, self.times.shape[2], self.active.total)
-        both = [
-            torch.cat(pair, 1) for pair in zip(self.active.tensors(), extra.tensors(), strict=True)
-        ]
-        return Memory(times, marks, values, Active(*both))
 
     def admitted(
         self,
@@ -141,14 +164,13 @@ class Memory:
         happened: Bool[Tensor, " B"],
     ) -> Memory:
         """The event written into the slot it took."""
-        taken = (
-            torch.arange(self.times.shape[1], device=slot.device)[:, None] == slot[:, None]
-        ) & happened[:, None, None]
+        slots = torch.arange(self.times.shape[1], device=slot.device)[:, None]
+        taken = (slots == slot[:, None]) & happened[:, None, None]
         return Memory(
-            torch.where(taken, time[:, None, None], self.times),
-            torch.where(taken, mark[:, None, None], self.marks),
-            torch.where(taken, value[:, None], self.values),
-            active,
+            times=torch.where(taken, time[:, None, None], self.times),
+            marks=torch.where(taken, mark[:, None, None], self.marks),
+            values=torch.where(taken, value[:, None], self.values),
+            active=active,
         )
 
 
@@ -157,27 +179,41 @@ def joined(memory: Memory, new: Past) -> Past:
     positions.
     """
     K = memory.times.shape[2]
-    pairs = ((memory.times, new.times), (memory.marks, new.marks), (memory.values, new.values))
-    times, marks, values = (torch.cat([old, fresh.expand(-1, -1, K)], 1) for old, fresh in pairs)
-    return Past(times, marks, values, torch.cat([memory.past().arrival, new.arrival], 1), None)
+    old = memory.past()
+    return Past(
+        times=torch.cat([old.times, new.times.expand(-1, -1, K)], 1),
+        marks=torch.cat([old.marks, new.marks.expand(-1, -1, K)], 1),
+        values=torch.cat([old.values, new.values.expand(-1, -1, K)], 1),
+        arrival=torch.cat([old.arrival, new.arrival], 1),
+        dropped=None,
+    )
 
 
 def memory_of(past: Past, active: Active) -> Memory:
     """The slots of an active set whose index numbers the events of ``past``."""
     index = active.index.clamp(min=0)
     K = index.shape[2]
-    times, marks, values = (
-        x.expand(-1, -1, K).gather(1, index) for x in (past.times, past.marks, past.values)
+    return Memory(
+        times=past.times.expand(-1, -1, K).gather(1, index),
+        marks=past.marks.expand(-1, -1, K).gather(1, index),
+        values=past.values.expand(-1, -1, K).gather(1, index),
+        active=active,
     )
-    return Memory(times, marks, values, active)
 
 
 def blank(times: Float[Tensor, "B N"], heads: int, like: Tensor) -> Memory:
     """A memory without a slot."""
     shape = (len(times), 0, heads)
     zeros = torch.zeros(shape, dtype=times.dtype, device=times.device)
-    return Memory(zeros, zeros.long(), zeros.to(like), empty(*shape, like))
+    return Memory(
+        times=zeros,
+        marks=zeros.long(),
+        values=zeros.to(like),
+        active=empty(*shape, like),
+    )
 
 
-def _widen(x: Tensor) -> Tensor:
-    return torch.cat([x, x.new_zeros(x.shape[0], 1, *x.shape[2:])], 1)
+def _widen(x: Tensor, slots: int = 1) -> Tensor:
+    """With zeros in so many slots more."""
+    extra = x.new_zeros(x.shape[0], slots, *x.shape[2:])
+    return torch.cat([x, extra], 1)

@@ -34,7 +34,7 @@ from fourpoint.kernels.numba_dapp_paths import (
     parts_matrix,
 )
 from fourpoint.kernels.numba_dapp_stream import sinusoids
-from fourpoint.kernels.numba_hawkes_paths import Factors
+from fourpoint.kernels.numba_hawkes_paths import Factors, Loops as HawkesLoops
 from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     EXPLOSIVE,
@@ -73,16 +73,21 @@ class Modes:
     @torch.no_grad()
     def __init__(self, spectrum: Spectrum, values: Tensor, readout: Tensor, scale: float) -> None:
         weight = _numbers(spectrum.weight)  # (K, D)
-        decay = np.zeros_like(weight) if spectrum.decay is None else _numbers(spectrum.decay)
         frequency = _numbers(spectrum.frequency)
+        decay = np.zeros_like(weight)
+        if spectrum.decay is not None:
+            decay = _numbers(spectrum.decay)
         angle = _numbers(spectrum.shift).transpose(2, 0, 1)  # (M, K, D)
         turn: NDArray[np.complex128] = np.exp(1j * angle)
+        power = (-decay + 1j * frequency) / scale
+        by_mark = _numbers(readout).T[:, :, None]
+        driven = _numbers(values)[:, :, None]
         self.scale = scale
         self.weight = weight
-        self.power = ((-decay + 1j * frequency) / scale).astype(np.complex128)
+        self.power = power.astype(np.complex128)
         self.sinusoids = sinusoids(frequency.ravel(), decay.ravel(), np.float64)
-        self.read: NDArray[np.complex128] = turn * weight * _numbers(readout).T[:, :, None]
-        self.drive = turn.conj() * _numbers(values)[:, :, None]
+        self.read: NDArray[np.complex128] = turn * weight * by_mark
+        self.drive = turn.conj() * driven
 
     def numbers(self, grid: Grid) -> int:
         """Numbers in the tables that a grid needs."""
@@ -105,7 +110,11 @@ class DAPPTables(NamedTuple):
 
 @torch.no_grad()
 def dapp_counts(
-    modes: Modes, rate: Rate, effects: Effects | None, batch: Batch, wanted: Wanted
+    modes: Modes,
+    rate: Rate,
+    effects: Effects | None,
+    batch: Batch,
+    wanted: Wanted,
 ) -> Counts | None:
     """Counts of paths of a DAPP after the events of ``batch``; None if its tables are too large."""
     grid = _grid(modes, wanted)
@@ -114,9 +123,8 @@ def dapp_counts(
         return None
     tables = dapp_tables(loops, modes, rate, effects, batch, wanted)
     counts = _no_counts(batch, wanted, rate.marks)
-    rest = (wanted, *tables, exposure_of(batch), parts_matrix(), counts, nothing_kept())
-    fault = every_row(len(counts), lambda first, step, fault: loops.draw(first, step, *rest, fault))
-    _check(fault)
+    given = (wanted, *tables, exposure_of(batch), parts_matrix(), counts, nothing_kept())
+    _check(every_row(len(counts), partial(_drawn, loops.draw, given)))
     return counts
 
 
@@ -159,7 +167,6 @@ def dapp_tables(
     parts = np.ascontiguousarray(np.stack([read.real, -read.imag], 3))  # (C, M, TERMS, 2, J)
     drive = modes.drive.reshape(M, J)
     driven = np.ascontiguousarray(np.stack([drive.real, drive.imag], 1))  # (M, 2, J)
-    kernel = kernel_of(np.einsum("ndj,cmtdj->ncmt", driven, parts))
     times, marks, offsets = _events(batch)
     past = np.empty((len(batch.start), len(parts), M, TERMS))
     start = np.ascontiguousarray(wanted.edges[:, 0])
@@ -169,13 +176,19 @@ def dapp_tables(
     if rate.link == "identity":  # nothing but attention is inside the link
         pieces.inside.fill(0.0)
         pieces.most_inside.fill(0.0)
-    return DAPPTables(past, grid, kernel, _link(rate, modes.scale), pieces)
+    return DAPPTables(
+        past=past,
+        grid=grid,
+        kernel=kernel_of(np.einsum("ndj,cmtdj->ncmt", driven, parts)),
+        link=_link(rate, modes.scale),
+        pieces=pieces,
+    )
 
 
 def _grid(modes: Modes, wanted: Wanted) -> Grid:
     """Lags up to the longest horizon."""
-    longest = float((wanted.edges[:, -1] - wanted.edges[:, 0]).max())
-    return grid_of(modes.power, modes.weight, longest)
+    horizons = wanted.edges[:, -1] - wanted.edges[:, 0]
+    return grid_of(modes.power, modes.weight, float(horizons.max()))
 
 
 def _no_counts(batch: Batch, wanted: Wanted, marks: int) -> Counts:
@@ -211,9 +224,11 @@ def factors_of(batch: Batch, marks: int, features: EventFeatures | None) -> Fact
     if len(known):
         if batch.features is None:
             raise features.missing("events without them")
-        known = _numbers(features.factor(batch.features[batch.valid]))
-    first, last = (x.cpu().numpy() for x in features.bounds())
-    return Factors(known, first, last, _numbers(features.factor(features.table)))
+        of_events = batch.features[batch.valid]
+        known = _numbers(features.factor(of_events))
+    first, last = (end.cpu().numpy() for end in features.bounds())
+    in_table = _numbers(features.factor(features.table))
+    return Factors(known, first, last, in_table)
 
 
 @torch.no_grad()
@@ -233,15 +248,11 @@ def hawkes_counts(
     if loops is None:
         return None
     jump, fade = excitation_tables(branching, decay)
-    times, marks, offsets = _events(batch)
-    start = np.ascontiguousarray(wanted.edges[:, 0])
-    past = np.empty((len(start), *jump.shape[1:]))
-    loops.history(0, 1, times, marks, offsets, start, jump, fade, factors, past)
+    past = _hawkes_past(loops, jump, fade, factors, batch, wanted)
     pieces = _pieces(cubics, effects, batch, wanted)
     counts = _no_counts(batch, wanted, jump.shape[2])
-    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch), counts, nothing_kept())
-    fault = every_row(len(past), lambda first, step, fault: loops.draw(first, step, *rest, fault))
-    _check(fault)
+    given = (wanted, past, jump, fade, factors, pieces, exposure_of(batch), counts, nothing_kept())
+    _check(every_row(len(past), partial(_drawn, loops.draw, given)))
     return counts
 
 
@@ -263,24 +274,45 @@ def hawkes_events(
     if loops is None:
         return None
     jump, fade = excitation_tables(branching, decay)
+    past = _hawkes_past(loops, jump, fade, factors, batch, wanted)
+    pieces = _pieces(cubics, effects, batch, wanted)
+    given = (wanted, past, jump, fade, factors, pieces, exposure_of(batch))
+    return _kept_events(loops.draw, given, len(past), wanted, most)
+
+
+def _hawkes_past(
+    loops: HawkesLoops,
+    jump: Floats,
+    fade: Floats,
+    factors: Factors,
+    batch: Batch,
+    wanted: Wanted,
+) -> Floats:
+    """The excitation of every row at its first edge, (B, J, M)."""
     times, marks, offsets = _events(batch)
     start = np.ascontiguousarray(wanted.edges[:, 0])
     past = np.empty((len(start), *jump.shape[1:]))
     loops.history(0, 1, times, marks, offsets, start, jump, fade, factors, past)
-    pieces = _pieces(cubics, effects, batch, wanted)
-    rest = (wanted, past, jump, fade, factors, pieces, exposure_of(batch))
-    return _kept_events(loops.draw, rest, len(past), wanted, most)
+    return past
 
 
 def _drawn(
-    draw: Callable[..., int], given: tuple[Any, ...], first: int, step: int, fault: Floats
+    draw: Callable[..., int],
+    given: tuple[Any, ...],
+    first: int,
+    step: int,
+    fault: Floats,
 ) -> int:
     """One thread's share of the rows."""
     return draw(first, step, *given, fault)
 
 
 def _kept_events(
-    draw: Callable[..., int], given: tuple[Any, ...], rows: int, wanted: Wanted, most: int | None
+    draw: Callable[..., int],
+    given: tuple[Any, ...],
+    rows: int,
+    wanted: Wanted,
+    most: int | None,
 ) -> Events:
     """The events of all paths. Without ``most``, the paths are drawn again, the same ones, with
     twice the room where a path filled it.
@@ -289,10 +321,14 @@ def _kept_events(
     no_counts = np.zeros((rows, 1, 1, 0), dtype=np.int32)
     while True:
         shape = (rows, wanted.paths, room)
-        marks = np.empty(shape, dtype=np.int32)
-        kept = Kept(np.empty(shape), marks, np.zeros(shape[:2], dtype=np.int32))
+        kept = Kept(
+            np.empty(shape),
+            np.empty(shape, dtype=np.int32),
+            np.zeros(shape[:2], dtype=np.int32),
+        )
         _check(every_row(rows, partial(_drawn, draw, (*given, no_counts, kept))))
-        if most is not None or int(kept.counts.max(initial=0)) < room:
+        longest = int(kept.counts.max(initial=0))
+        if most is not None or longest < room:
             break
         if room >= wanted.limit:
             raise explosion(f"a path with {room:,} events")
@@ -318,10 +354,13 @@ def poisson_law(
     """The law of the counts of :func:`poisson_counts` between ``edges`` (B, W + 1)."""
     exposure = exposure_of(batch)
     pieces = pieces_until(cubics, effects, batch, edges[:, 0], edges[:, -1])
-    mean = np.stack([integrals(r, edges[r], pieces, exposure) for r in range(len(edges))])
+    means = [integrals(row, own, pieces, exposure) for row, own in enumerate(edges)]
+    mean = np.stack(means)
     if frailty is None:
         return CountLaw(mean, np.full(len(edges), np.inf))
-    return CountLaw(mean * (frailty[0] / frailty[1])[:, None, None], frailty[0])
+    shape, rate = frailty
+    factor = shape / rate
+    return CountLaw(mean * factor[:, None, None], shape)
 
 
 def poisson_counts(
@@ -339,17 +378,16 @@ def poisson_counts(
     """
     exposure = exposure_of(batch)
     pieces = _pieces(cubics, effects, batch, wanted)
-    rows, columns = wanted.edges.shape
-    marks = cubics.outside.shape[1]
-    counts = np.empty((rows, columns - 1, marks, wanted.paths), dtype=np.int32)
-    for r in range(rows):
-        mean = integrals(r, wanted.edges[r], pieces, exposure)
+    counts = _no_counts(batch, wanted, cubics.outside.shape[1])
+    for r, edges in enumerate(wanted.edges):
+        mean = integrals(r, edges, pieces, exposure)
         if not (mean < wanted.limit).all():
             raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
         random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
         factor = np.ones(1)
         if frailty is not None:
-            factor = random.gamma(frailty[0, r], 1 / frailty[1, r], wanted.paths)
+            shape, rate = frailty[:, r]
+            factor = random.gamma(shape, 1 / rate, wanted.paths)
         counts[r] = random.poisson(mean[..., None] * factor, counts.shape[1:])
     return counts
 
@@ -360,24 +398,33 @@ def integrals(row: int, edges: Floats, pieces: Pieces, exposure: Exposure) -> Fl
     """
     steps = slice(exposure.first[row], exposure.first[row + 1])
     changes = exposure.left[steps]
-    own = slice(pieces.first[pieces.which[row]], pieces.first[pieces.which[row] + 1])
+    curves = pieces.which[row]
+    own = slice(pieces.first[curves], pieces.first[curves + 1])
     begins = pieces.left[own] + pieces.anchor[row]
     known = np.concatenate([edges, begins, changes])
-    cuts = np.unique(known[(known >= edges[0]) & (known <= edges[-1])])
+    inside = (known >= edges[0]) & (known <= edges[-1])
+    cuts = np.unique(known[inside])
     width = np.diff(cuts)
     middle = cuts[:-1] + width / 2
     nodes, weights = np.polynomial.legendre.leggauss(NODES)
-    piece = np.maximum(np.searchsorted(begins, middle, side="right") - 1, 0)
-    u = (middle - begins[piece])[:, None] + width[:, None] * nodes / 2  # (I, NODES)
-    c0, c1, c2, c3 = (pieces.outside[own][piece][:, None, :, k] for k in range(4))
+    piece = np.maximum(_interval(begins, middle), 0)
+    offset = (middle - begins[piece])[:, None]
+    u = offset + width[:, None] * nodes / 2  # (I, NODES)
     u = u[..., None]
+    coefficients = pieces.outside[own][piece][:, None]
+    c0, c1, c2, c3 = (coefficients[..., k] for k in range(4))
     rates = np.exp(c0 + u * (c1 + u * (c2 + u * c3)))  # (I, NODES, M)
-    step = np.maximum(np.searchsorted(changes, middle, side="right") - 1, 0)
+    step = np.maximum(_interval(changes, middle), 0)
     factor = exposure.value[steps][step] * width / 2
     parts = np.einsum("i,q,iqm->im", factor, weights, rates)
     found = np.zeros((len(edges) - 1, parts.shape[1]))
-    np.add.at(found, np.searchsorted(edges, middle, side="right") - 1, parts)
+    np.add.at(found, _interval(edges, middle), parts)
     return found
+
+
+def _interval(edges: Floats, times: Floats) -> NDArray[np.int64]:
+    """The number of the last of ``edges`` at or before each time; -1 before the first."""
+    return np.searchsorted(edges, times, side="right") - 1
 
 
 def _pieces(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wanted) -> Pieces:
@@ -388,8 +435,11 @@ def _pieces(cubics: Cubics, effects: Effects | None, batch: Batch, wanted: Wante
 def _events(batch: Batch) -> tuple[Floats, NDArray[np.int64], NDArray[np.int64]]:
     """Times and marks of all rows laid end to end, and where each row begins."""
     valid = batch.valid
-    offsets = np.concatenate([[0], np.cumsum(batch.lengths.cpu().numpy())])
-    return batch.times[valid].cpu().numpy(), batch.marks[valid].cpu().numpy(), offsets
+    times = batch.times[valid].cpu().numpy()
+    marks = batch.marks[valid].cpu().numpy()
+    lengths = batch.lengths.cpu().numpy()
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return times, marks, offsets
 
 
 def _check(fault: Floats | None) -> None:

@@ -11,6 +11,7 @@ second also when in the window.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,12 @@ class _OnGrid(FromPositions):
         return placed(self.grid).draw(mark, random)
 
     def expected_in_cells(
-        self, history: Positions, paths: Dataset | None, a: float, b: float, cells: Cells
+        self,
+        history: Positions,
+        paths: Dataset | None,
+        a: float,
+        b: float,
+        cells: Cells,
     ) -> Float[Tensor, "C M"]:
         """The mean rate of every mark in the cells of a map over [a, b]; the past changes
         nothing.
@@ -102,7 +108,10 @@ class Poisson(_OnGrid):
         self.marks = MarkSpace.of(marks)
         self.grid = _grid(self.marks, cells)
         self.baseline = Baseline(
-            self.marks.count, base="constant", inside=False, dtype=torch.float64
+            self.marks.count,
+            base="constant",
+            inside=False,
+            dtype=torch.float64,
         )
 
     @property
@@ -116,7 +125,8 @@ class Poisson(_OnGrid):
 
     def shown(self) -> dict[str, Any]:
         """The rates, and the cells of a grid where events have places."""
-        return {"rate": self.log_rate.detach().exp().cpu().numpy(), **self.settings()}
+        rates = self.log_rate.detach().exp()
+        return {"rate": rates.cpu().numpy(), **self.settings()}
 
     def initialise(self, data: Dataset) -> list[str]:
         """Start at the mean rate of every mark."""
@@ -183,11 +193,15 @@ class Poisson(_OnGrid):
 
     @torch.no_grad()
     def upper_bound(
-        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Positions,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b]: the rate itself, but for effects of the calendar."""
         if self.effects is None:
-            return self.log_rate.exp().sum().expand_as(a)
+            total = self.log_rate.exp().sum()
+            return total.expand_as(a)
         bound = self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
         return (self.log_rate + bound).exp().sum(-1)
 
@@ -206,18 +220,27 @@ class SplinePoisson(_OnGrid):
     """
 
     def __init__(
-        self, marks: MarkSpace | int | None = None, knots: int = 20, cells: int = 1
+        self,
+        marks: MarkSpace | int | None = None,
+        knots: int = 20,
+        cells: int = 1,
     ) -> None:
         super().__init__()
         if knots < 1:
             raise UserError(
-                "at least one interval of the spline", f"knots={knots}", "Pass knots=20, say."
+                "at least one interval of the spline",
+                f"knots={knots}",
+                "Pass knots=20, say.",
             )
         self.marks = MarkSpace.of(marks)
         self.grid = _grid(self.marks, cells)
         self.intervals = knots
         self.baseline = Baseline(
-            self.marks.count, base="spline", inside=False, knots=knots, dtype=torch.float64
+            self.marks.count,
+            base="spline",
+            inside=False,
+            knots=knots,
+            dtype=torch.float64,
         )
 
     @property
@@ -232,14 +255,18 @@ class SplinePoisson(_OnGrid):
 
     def settings(self) -> dict[str, Any]:
         """The number of intervals, and the cells of a grid where events have places."""
-        return {"knots": self.intervals} | ({} if self.grid is None else {"cells": self.grid.cells})
+        settings = {"knots": self.intervals}
+        if self.grid is not None:
+            settings["cells"] = self.grid.cells
+        return settings
 
     def initialise(self, data: Dataset) -> list[str]:
         """Cover the longest window, and start flat at the mean rate of every mark."""
         rates = mean_rates(data, self.marks)
+        log_rates = rates.log()[:, None]
         with torch.no_grad():
             self.length.fill_(float(data.durations.max()))
-            self.coefficients.copy_(rates.log()[:, None].expand_as(self.coefficients))
+            self.coefficients.copy_(log_rates.expand_as(self.coefficients))
         _count(self.grid, data)
         return [
             f"rate {float(rates.sum()):.4g} per unit of time, from the data",
@@ -268,22 +295,22 @@ class SplinePoisson(_OnGrid):
         flat = self.coefficients.detach().cpu().double()
         happened = _basis_sums(data, flat, length)
         nodes, weights = _nodes(data, length, self.intervals)
+        events = max(data.scored_events, 1)
 
         def loss(c: Tensor) -> Tensor:
-            integral = (weights[:, None] * spline(c, nodes, length).exp()).sum()
+            rates = spline(c, nodes, length).exp()
+            integral = (weights[:, None] * rates).sum()
             bend = c.diff(n=2).square().sum()
             gradient = c.diff().square().sum()
-            return (integral - (happened * c).sum() + ridge / 2 * (bend + gradient / 100)) / max(
-                data.scored_events, 1
-            )
+            logs = (happened * c).sum()
+            penalty = ridge / 2 * (bend + gradient / 100)
+            return (integral - logs + penalty) / events
 
         found = minimise(loss, flat)
         with torch.no_grad():
             self.coefficients.copy_(found.point)
-        return [
-            *notes,
-            f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}",
-        ]
+        fit = f"maximum likelihood with a ridge of {ridge:g} on second differences: {found}"
+        return [*notes, fit]
 
     def _fit_with_effects(self, data: Dataset, effects: Effects, ridge: float) -> list[str]:
         spec = effects.spec
@@ -293,29 +320,42 @@ class SplinePoisson(_OnGrid):
         flat = self.coefficients.detach().cpu().double()
         happened = _basis_sums(data, flat, length)
         of_effects = torch.from_numpy(event_sums(data, spec)[:, 1:].T.copy())
-        since, weights, index, share = _nodes_with_effects(data, spec, length, self.intervals)
-        shape = (penalty.shape[0], self.marks.count)
+        nodes = _nodes_with_effects(data, spec, length, self.intervals)
+        start = torch.from_numpy(alone.weight.copy())
+        sizes = [flat.numel(), start.numel()]
+        events = max(data.scored_events, 1)
 
         def loss(point: Tensor) -> Tensor:
-            c = point[: flat.numel()].reshape(flat.shape)
-            weight = point[flat.numel() :].reshape(shape)
-            f = nn.functional.embedding_bag(index, weight, mode="sum", per_sample_weights=share)
-            integral = (weights[:, None] * (spline(c, since, length) + f).exp()).sum()
+            coefficients, weights = point.split(sizes)
+            c = coefficients.reshape(flat.shape)
+            weight = weights.reshape(start.shape)
+            f = nn.functional.embedding_bag(
+                nodes.index,
+                weight,
+                mode="sum",
+                per_sample_weights=nodes.share,
+            )
+            rates = (spline(c, nodes.since, length) + f).exp()
+            integral = (nodes.weight[:, None] * rates).sum()
             logs = (happened * c).sum() + (of_effects * weight).sum()
-            bend = c.diff(n=2).square().sum() + c.diff().square().sum() / 100
+            bend = c.diff(n=2).square().sum()
+            gradient = c.diff().square().sum()
             shrunk = (weight * (penalty @ weight)).sum()
-            return (integral - logs + (ridge * bend + shrunk) / 2) / max(data.scored_events, 1)
+            penalties = ridge * (bend + gradient / 100) + shrunk
+            return (integral - logs + penalties / 2) / events
 
-        first = torch.cat([flat.flatten(), torch.from_numpy(alone.weight.copy()).flatten()])
-        found = minimise(loss, first)
+        found = minimise(loss, torch.cat([flat.flatten(), start.flatten()]))
+        coefficients, weights = found.point.split(sizes)
         with torch.no_grad():
-            self.coefficients.copy_(found.point[: flat.numel()].reshape(flat.shape))
-            effects.weight.copy_(found.point[flat.numel() :].reshape(shape))
+            self.coefficients.copy_(coefficients.reshape(flat.shape))
+            effects.weight.copy_(weights.reshape(start.shape))
         marks = tuple(data.marks.names) if len(alone.covariance) > 1 else ("",)
         weight = effects.weight.detach().numpy()[:, : len(marks)]
         self.rate_ratios = rate_ratios(spec, weight, alone.covariance, marks)
-        notes = [f"rate ratio of {ratio}" for ratio in self.rate_ratios[:20]]
-        return [f"maximum likelihood with calendar and covariates: {found}", *notes]
+        notes = [f"maximum likelihood with calendar and covariates: {found}"]
+        for ratio in self.rate_ratios[:20]:
+            notes.append(f"rate ratio of {ratio}")
+        return notes
 
     @property
     def effect_curves(self) -> int:
@@ -344,10 +384,15 @@ class SplinePoisson(_OnGrid):
 
     @torch.no_grad()
     def upper_bound(
-        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Positions,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], from the splines' Bezier points."""
-        bound = spline_max(self.coefficients, a - history.start, b - history.start, self.length)
+        low = a - history.start
+        high = b - history.start
+        bound = spline_max(self.coefficients, low, high, self.length)
         if self.effects is not None:
             bound = bound + self.effects.upper_bound(a, b, history.context, bound.dtype)
         return bound.exp().sum(-1)
@@ -359,18 +404,23 @@ class SplinePoisson(_OnGrid):
 
 @torch.no_grad()
 def _mean_rates_over(
-    model: PointProcess, history: Positions, a: float, b: float
+    model: PointProcess,
+    history: Positions,
+    a: float,
+    b: float,
 ) -> Float[Tensor, " M"]:
     """The mean over [a, b] of the rates, which depend on time alone; splines are cut at their
     knots.
     """
     if a == b:
         now = torch.tensor([[[a]]], dtype=torch.float64)
-        return model.log_intensity(history, now, history.lengths[:, None])[0, 0, 0].exp()
-    knots = model.knots(history)[0].tolist() if isinstance(model, SplinePoisson) else []
-    edges = torch.tensor(
-        [a, *(knot for knot in sorted(knots) if a < knot < b), b], dtype=torch.float64
-    )
+        logs = model.log_intensity(history, now, history.lengths[:, None])
+        return logs[0, 0, 0].exp()
+    inside = []
+    if isinstance(model, SplinePoisson):
+        knots = model.knots(history)[0].tolist()
+        inside = [knot for knot in sorted(knots) if a < knot < b]
+    edges = torch.tensor([a, *inside, b], dtype=torch.float64)
     width = edges.diff()
     x, weights = gauss_legendre(MEAN_NODES)
     times = edges[:-1, None] + width[:, None] * x
@@ -410,7 +460,8 @@ def mean_rates(data: Dataset, marks: MarkSpace) -> Float[Tensor, " M"]:
     """
     check_marks(marks.types, data.marks.types)
     happened = np.bincount(data.mark_ids[data.scored], minlength=marks.count)
-    return torch.from_numpy(np.maximum(happened, 0.5) / data.exposed_times.sum())
+    rates = np.maximum(happened, 0.5) / data.exposed_times.sum()
+    return torch.from_numpy(rates)
 
 
 def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Float[Tensor, "M C"]:
@@ -422,15 +473,22 @@ def _basis_sums(data: Dataset, flat: Float[Tensor, "M C"], length: float) -> Flo
     sums = torch.zeros_like(flat)
     for m in range(len(flat)):
         c = flat[m : m + 1].clone().requires_grad_()
-        x = since[torch.from_numpy((data.mark_ids == m) & data.scored)]
+        own = (data.mark_ids == m) & data.scored
+        x = since[torch.from_numpy(own)]
         with torch.enable_grad():
-            total = spline(c, x, length).sum() if len(x) else spline(c, even, length).mean() / 2
-            sums[m] = torch.autograd.grad(total, c)[0][0]
+            if len(x):
+                total = spline(c, x, length).sum()
+            else:
+                total = spline(c, even, length).mean() / 2
+            (gradient,) = torch.autograd.grad(total, c)
+        sums[m] = gradient[0]
     return sums
 
 
 def _nodes(
-    data: Dataset, length: float, intervals: int
+    data: Dataset,
+    length: float,
+    intervals: int,
 ) -> tuple[Float[Tensor, " nodes"], Float[Tensor, " nodes"]]:
     """Gauss-Legendre nodes between knots, window ends and steps of the exposure, weighted by the
     exposure of all windows together there.
@@ -439,29 +497,37 @@ def _nodes(
     order = np.argsort(when, kind="stable")
     when = when[order]
     level = np.cumsum(change[order])
-    edges = np.unique(np.concatenate([spline_knots(length, intervals).numpy(), when]))
+    knots = spline_knots(length, intervals).numpy()
+    edges = np.unique(np.concatenate([knots, when]))
     x, w = np.polynomial.legendre.leggauss(6)
     half = np.diff(edges)[:, None] / 2
     middle = (edges[1:] + edges[:-1])[:, None] / 2
     last = np.searchsorted(when, middle, side="right") - 1
-    weight = np.where(last >= 0, level[last], 0.0).clip(min=0)
-    return torch.from_numpy((middle + half * x).ravel()), torch.from_numpy(
-        (half * w * weight).ravel()
-    )
+    exposure = np.where(last >= 0, level[last], 0.0).clip(min=0)
+    nodes = (middle + half * x).ravel()
+    weights = (half * w * exposure).ravel()
+    return torch.from_numpy(nodes), torch.from_numpy(weights)
+
+
+@dataclass(frozen=True)
+class _Nodes:
+    """Nodes of every window: the time since its start, the weight, and the basis functions of the
+    effects that are not 0, with their values.
+    """
+
+    since: Float[Tensor, " nodes"]
+    weight: Float[Tensor, " nodes"]
+    index: Int[Tensor, "nodes L"]
+    share: Float[Tensor, "nodes L"]
 
 
 def _nodes_with_effects(
-    data: Dataset, spec: EffectsSpec, length: float, intervals: int
-) -> tuple[
-    Float[Tensor, " nodes"],
-    Float[Tensor, " nodes"],
-    Int[Tensor, "nodes L"],
-    Float[Tensor, "nodes L"],
-]:
-    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too: the
-    time since its start, the weight, and the basis functions of the effects that are not 0, with
-    their values.
-    """
+    data: Dataset,
+    spec: EffectsSpec,
+    length: float,
+    intervals: int,
+) -> _Nodes:
+    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too."""
     effects = Effects(spec, 1, torch.float64)
     context = Context() if data.context is None else data.context
     left, right, factor, owner = exposed_segments(data)
@@ -470,21 +536,27 @@ def _nodes_with_effects(
     times, weights, rows = [], [], []
     for low, high, level, row in zip(left, right, factor, owner, strict=True):
         own = context.batch(np.array([row]))
-        first, last = (torch.tensor([end], dtype=torch.float64) for end in (low, high))
+        first = torch.tensor([low], dtype=torch.float64)
+        last = torch.tensor([high], dtype=torch.float64)
         cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
         known = np.concatenate([data.starts[row] + knots, cuts])
         inside = known[(known > low) & (known < high)]
         edges = np.unique(np.concatenate([[low, high], inside]))
         width = np.diff(edges)[:, None]
-        times.append((edges[:-1, None] + width * x).ravel())
+        nodes = edges[:-1, None] + width * x
+        times.append(nodes.ravel())
         weights.append((level * width * w).ravel())
-        rows.append(np.full(times[-1].shape, row))
-    at, which = np.concatenate(times), np.concatenate(rows)
+        rows.append(np.full(nodes.size, row))
+    at = np.concatenate(times)
+    which = np.concatenate(rows)
     index, share = sparse_basis(effects, context, at, which)
-    since = torch.from_numpy(at - data.starts[which])
     # The first column is the constant, which the spline has.
-    found = torch.from_numpy(index[:, 1:] - 1), torch.from_numpy(share[:, 1:].copy())
-    return since, torch.from_numpy(np.concatenate(weights)), *found
+    return _Nodes(
+        since=torch.from_numpy(at - data.starts[which]),
+        weight=torch.from_numpy(np.concatenate(weights)),
+        index=torch.from_numpy(index[:, 1:] - 1),
+        share=torch.from_numpy(share[:, 1:].copy()),
+    )
 
 
 def _exposure_changes(data: Dataset) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -496,12 +568,16 @@ def _exposure_changes(data: Dataset) -> tuple[NDArray[np.float64], NDArray[np.fl
         zero = np.zeros(len(data))
         one = np.ones(len(data))
         return np.concatenate([zero, data.durations]), np.concatenate([one, -one])
+    firsts = weight.offsets[:-1]
+    lasts = weight.offsets[1:] - 1
     owner = np.repeat(np.arange(len(data)), np.diff(weight.offsets))
+    start = data.starts[owner]
     begins = weight.times.copy()
-    begins[weight.offsets[:-1]] = data.starts  # the first value also holds before its time
-    begins = np.clip(begins, data.starts[owner], data.stops[owner]) - data.starts[owner]
+    begins[firsts] = data.starts  # the first value also holds before its time
+    begins = np.clip(begins, start, data.stops[owner]) - start
     values = weight.values[:, 0]
     rises = np.diff(values, prepend=0.0)
-    rises[weight.offsets[:-1]] = values[weight.offsets[:-1]]
-    last = values[weight.offsets[1:] - 1]
-    return np.concatenate([begins, data.durations]), np.concatenate([rises, -last])
+    rises[firsts] = values[firsts]
+    times = np.concatenate([begins, data.durations])
+    changes = np.concatenate([rises, -values[lasts]])
+    return times, changes

@@ -50,8 +50,14 @@ class RMTPPHistory(History):
 
     def latest(self) -> RMTPPHistory:
         """The last real position alone: all that is needed to go on."""
-        time, state, level = (x[:, None] for x in _last(self))
-        return RMTPPHistory(time, self.start, torch.zeros_like(self.lengths), state, level)
+        time, state, level = _last(self)
+        return RMTPPHistory(
+            times=time[:, None],
+            start=self.start,
+            lengths=torch.zeros_like(self.lengths),
+            state=state[:, None],
+            level=level[:, None],
+        )
 
 
 class RMTPP(PointProcess[RMTPPHistory]):
@@ -78,34 +84,45 @@ class RMTPP(PointProcess[RMTPPHistory]):
     has_upper_bound = True
     has_inverse = True
     recipe: ClassVar[dict[str, Any]] = dict(
-        steps=1500, step_events=4096, learning_rate=1e-2, weight_decay=0.1
+        steps=1500,
+        step_events=4096,
+        learning_rate=1e-2,
+        weight_decay=0.1,
     )
     time_scale: Tensor
 
     def __init__(
-        self, marks: MarkSpace | int | None = None, *, hidden: int = 64, seed: int = 0
+        self,
+        marks: MarkSpace | int | None = None,
+        *,
+        hidden: int = 64,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         if hidden < 1:
             raise UserError(
-                "a state of at least 1 number", f"hidden={hidden}", "Pass hidden=64, say."
+                "a state of at least 1 number",
+                f"hidden={hidden}",
+                "Pass hidden=64, say.",
             )
         self.marks = space_without_places(marks, "rmtpp")
         self._settings = dict(hidden=hidden, seed=seed)
         M = self.marks.count
         random = torch.Generator().manual_seed(seed)
-        self.embedding = nn.Parameter(torch.randn(M, hidden, generator=random) / math.sqrt(hidden))
-        self.gap_weight = nn.Parameter(torch.randn(2, hidden, generator=random) / math.sqrt(2))
-        self.recurrent = nn.Parameter(
-            (2 * torch.rand(hidden, hidden, generator=random) - 1) / math.sqrt(hidden)
-        )
+        embedding = torch.randn(M, hidden, generator=random)
+        gap_weight = torch.randn(2, hidden, generator=random)
+        recurrent = 2 * torch.rand(hidden, hidden, generator=random) - 1
+        self.embedding = nn.Parameter(embedding / math.sqrt(hidden))
+        self.gap_weight = nn.Parameter(gap_weight / math.sqrt(2))
+        self.recurrent = nn.Parameter(recurrent / math.sqrt(hidden))
         self.first = nn.Parameter(torch.zeros(hidden))
         # In many data sets every window opens with an event, whose likelihood has no maximum: it
         # must not pull at v, V, b and c.
         self.first_level = nn.Parameter(torch.zeros(M))
         # Row 0 is v' h + b; the others are the marks' V h + c, of which one mark alone needs none.
-        self.readout = nn.Parameter(torch.zeros(hidden, M + 1 if M > 1 else 1))
-        self.bias = nn.Parameter(torch.zeros(M + 1 if M > 1 else 1))
+        outputs = M + 1 if M > 1 else 1
+        self.readout = nn.Parameter(torch.zeros(hidden, outputs))
+        self.bias = nn.Parameter(torch.zeros(outputs))
         self.time_weight = nn.Parameter(torch.zeros(()))
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
 
@@ -117,15 +134,22 @@ class RMTPP(PointProcess[RMTPPHistory]):
         """Count time in mean gaps, and begin at the mean rate of every mark whatever the past."""
         scale = time_scale_of(data)
         rates = mean_rates(data, self.marks) * scale
+        total = rates.sum()
+        log_shares = (rates / total).log()
         with torch.no_grad():
             self.time_scale.fill_(scale)
             self.first_level.copy_(rates.log())
-            self.bias[0] = rates.sum().log()
-            self.bias[1:] = (rates / rates.sum()).log()[: len(self.bias) - 1]
-        return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+            self.bias[0] = total.log()
+            self.bias[1:] = log_shares[: len(self.bias) - 1]
+        unit = data.unit or "time units"
+        return [f"time scale: {scale:.4g} {unit} (the mean gap)"]
 
     def training_log_likelihood(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+        self,
+        batch: Batch,
+        nodes: int,
+        random: torch.Generator,
+        convention: str,
     ) -> Float[Tensor, " B"]:
         """The exact log-likelihood."""
         return self.exact_log_likelihood(batch, convention)
@@ -139,13 +163,14 @@ class RMTPP(PointProcess[RMTPPHistory]):
         """
         gaps = self._in_mean_gaps(batch.edges.diff(dim=1).T)
         first, opening = self._opening(len(batch.start))
-        level = self._levels(self._states(gaps[:-1], batch.marks.T, first), opening)
-        one = self.marks.count == 1
-        if one:
+        states = self._states(gaps[:-1], batch.marks.T, first)
+        level = self._levels(states, opening)
+        if self.marks.count == 1:
             own = level[:-1, :, 0]
             total = level[..., 0]
         else:
-            own = level[:-1].gather(2, batch.marks.T[..., None])[..., 0]
+            marks = batch.marks.T[..., None]
+            own = level[:-1].gather(2, marks)[..., 0]
             total = level.logsumexp(-1)
         scored = batch.valid.T
         kept = None
@@ -153,26 +178,30 @@ class RMTPP(PointProcess[RMTPPHistory]):
             place = torch.arange(len(gaps), device=gaps.device)[:, None]
             scored = scored & (place[:-1] > 0)
             kept = (place > 0) & (place < batch.lengths)
-        return _Score.apply(
-            own - self.time_scale.log(), total, self.time_weight, gaps, scored, kept
-        )
+        own = own - self.time_scale.log()
+        return _Score.apply(own, total, self.time_weight, gaps, scored, kept)
 
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: RMTPPHistory | None = None) -> RMTPPHistory:
         """The states at all positions, event after event."""
         if before is None:
-            anchor, start, (first, opening) = (
-                batch.start,
-                batch.start,
-                self._opening(len(batch.start)),
-            )
+            start = anchor = batch.start
+            first, opening = self._opening(len(batch.start))
         else:
-            (anchor, first, opening), start = _last(before), before.start
+            start = before.start
+            anchor, first, opening = _last(before)
         times = torch.cat([anchor[:, None], batch.times], 1)
-        states = self._states(self._in_mean_gaps(times.diff(dim=1).T), batch.marks.T, first)
-        level = self._levels(states, opening).transpose(0, 1).contiguous()
-        return RMTPPHistory(times, start, batch.lengths, states.transpose(0, 1), level)
+        gaps = self._in_mean_gaps(times.diff(dim=1).T)
+        states = self._states(gaps, batch.marks.T, first)
+        level = self._levels(states, opening)
+        return RMTPPHistory(
+            times=times,
+            start=start,
+            lengths=batch.lengths,
+            state=states.transpose(0, 1),
+            level=level.transpose(0, 1).contiguous(),
+        )
 
     def extend(
         self,
@@ -184,20 +213,21 @@ class RMTPP(PointProcess[RMTPPHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> RMTPPHistory:
         """One event more; only the last position is kept."""
-        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        if active is None:
+            active = torch.ones_like(mark, dtype=torch.bool)
         last, old, level = _last(history)
         gap = self._in_mean_gaps(torch.where(active, time - last, 0.0))
         states = self._states(gap[None], mark[None], old)
-        state, level = (
-            torch.where(active[:, None], x[1], x[0]) for x in (states, self._levels(states, level))
-        )
+        levels = self._levels(states, level)
+        state = torch.where(active[:, None], states[1], states[0])
+        level = torch.where(active[:, None], levels[1], levels[0])
         moved = torch.where(active, time, last)
         return RMTPPHistory(
-            moved[:, None],
-            history.start,
-            torch.zeros_like(history.lengths),
-            state[:, None],
-            level[:, None],
+            times=moved[:, None],
+            start=history.start,
+            lengths=torch.zeros_like(history.lengths),
+            state=state[:, None],
+            level=level[:, None],
         )
 
     def log_intensity(
@@ -228,16 +258,20 @@ class RMTPP(PointProcess[RMTPPHistory]):
         anchor, level = _at(history, seen)
         lag = (a - anchor) / self.time_scale
         width = (b - a) / self.time_scale
-        trend = self.time_weight * lag + _LogMeanExp.apply(self.time_weight * width)
+        mean = _LogMeanExp.apply(self.time_weight * width)
+        trend = self.time_weight * lag + mean
         logs = level.double() + trend[..., None]
-        mass = width[..., None] * torch.where(width[..., None] > 0, logs, 0.0).exp()
-        if not (mass.requires_grad or bool(mass.isfinite().all())):
-            row, group = (int(i) for i in torch.nonzero(~mass.isfinite())[0, :2])
+        width = width[..., None]
+        mass = width * torch.where(width > 0, logs, 0.0).exp()
+        finite = mass.isfinite()
+        if not (mass.requires_grad or bool(finite.all())):
+            row, group = (int(i) for i in torch.nonzero(~finite)[0, :2])
+            received = float(mass[row, group].sum())
+            left = float(a[row, group])
+            right = float(b[row, group])
             raise Unconverged(
-                "expected a finite integral of the intensity; received "
-                f"{float(mass[row, group].sum())} over "
-                f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}: the "
-                "rate grows by a factor of "
+                f"expected a finite integral of the intensity; received {received} over "
+                f"[{left:g}, {right:g}] of row {row}: the rate grows by a factor of "
                 f"exp({float(self.time_weight):.3g}) per mean gap. Train longer or with a lower "
                 "learning rate, or cut long windows."
             )
@@ -245,7 +279,10 @@ class RMTPP(PointProcess[RMTPPHistory]):
 
     @torch.no_grad()
     def inverse(
-        self, history: RMTPPHistory, a: Float[Tensor, " B"], mass: Float[Tensor, " B"]
+        self,
+        history: RMTPPHistory,
+        a: Float[Tensor, " B"],
+        mass: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """When the integral of the total rate from ``a``, seen from the last position, reaches
         ``mass``; inf where it never does.
@@ -264,25 +301,32 @@ class RMTPP(PointProcess[RMTPPHistory]):
         """
         last, _, level = _last(history)
         time_weight = self.time_weight.double()
-        log_rate = level.double().logsumexp(-1) + time_weight * (a - last) / self.time_scale
+        trend = time_weight * (a - last) / self.time_scale
+        log_rate = level.double().logsumexp(-1) + trend
         flat = mass * (-log_rate).exp()  # how long it would take at the rate at a
         change = time_weight * flat
         never = change <= -1
-        wait = torch.where(never, torch.inf, flat * _log1p_over(torch.where(never, 0.0, change)))
+        slowed = _log1p_over(torch.where(never, 0.0, change))
+        wait = torch.where(never, torch.inf, flat * slowed)
         return a + self.time_scale * wait
 
     @torch.no_grad()
     def upper_bound(
-        self, history: RMTPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: RMTPPHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The largest total rate on [a, b] seen from the last position, at one of the ends, with an
         allowance for rounding.
         """
-        ends = self.log_intensity(
-            history, torch.stack([a, b], 1)[:, None], history.lengths[:, None]
-        )[:, 0].double()
+        times = torch.stack([a, b], 1)[:, None]
+        ends = self.log_intensity(history, times, history.lengths[:, None])
+        ends = ends[:, 0].double()
         eps = torch.finfo(self.time_weight.dtype).eps
-        size = _last(history)[2].double().abs().amax(1) + self.time_scale.log().abs()
+        _, _, level = _last(history)
+        largest = level.double().abs().amax(1)
+        size = largest + self.time_scale.log().abs()
         allowance = 16 * eps * (1 + ends.abs() + size[:, None, None])
         return (ends + allowance).exp().sum(-1).amax(1)
 
@@ -292,10 +336,14 @@ class RMTPP(PointProcess[RMTPPHistory]):
         return (gaps / self.time_scale).to(self.time_weight)
 
     def _states(
-        self, gaps: Float[Tensor, "N B"], marks: Int[Tensor, "N B"], first: Float[Tensor, "B H"]
+        self,
+        gaps: Float[Tensor, "N B"],
+        marks: Int[Tensor, "N B"],
+        first: Float[Tensor, "B H"],
     ) -> Float[Tensor, "P B H"]:
         """h_0, which is ``first``, and h_1 to h_N."""
-        features = torch.stack([torch.log1p(gaps), gaps / (1 + gaps)], -1)
+        saturating = gaps / (1 + gaps)
+        features = torch.stack([torch.log1p(gaps), saturating], -1)
         return _Recurrence.apply(
             self.embedding, marks, features, self.gap_weight, first, self.recurrent
         )
@@ -305,17 +353,18 @@ class RMTPP(PointProcess[RMTPPHistory]):
         return self.first.expand(sequences, -1), self.first_level.expand(sequences, -1)
 
     def _levels(
-        self, states: Float[Tensor, "P B H"], opening: Float[Tensor, "B M"]
+        self,
+        states: Float[Tensor, "P B H"],
+        opening: Float[Tensor, "B M"],
     ) -> Float[Tensor, "P B M"]:
         """The log-rate per mark at lag 0, per mean gap: ``opening`` at the first position, from the
         states after it.
         """
-        out = torch.addmm(self.bias, states.flatten(0, 1), self.readout).unflatten(
-            0, states.shape[:2]
-        )
-        level = out
+        flat = torch.addmm(self.bias, states.flatten(0, 1), self.readout)
+        level = flat.unflatten(0, states.shape[:2])
         if self.marks.count > 1:
-            level = out[..., :1] + out[..., 1:].log_softmax(-1)
+            log_shares = level[..., 1:].log_softmax(-1)
+            level = level[..., :1] + log_shares
         return torch.cat([opening[None], level[1:]])
 
 
@@ -348,7 +397,8 @@ class _Recurrence(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(
-        ctx: Context, *outside: Tensor
+        ctx: Context,
+        *outside: Tensor,
     ) -> tuple[Tensor, None, Tensor | None, Tensor, Tensor, Tensor]:
         table, marks, features, across, states, weight = ctx.saved_tensors
         total = outside[0].clone(memory_format=torch.contiguous_format)
@@ -356,26 +406,22 @@ class _Recurrence(torch.autograd.Function):
         later = states[1:]
         tanh_gradient = torch.addcmul(weight.new_ones(()), later, later, value=-1)
         *earlier, row = total.unbind(0)
-        for factor, row_before in zip(
-            reversed(tanh_gradient.unbind(0)), reversed(earlier), strict=True
-        ):
-            row = row_before.addmm_(row.mul_(factor), transposed)
+        factors = tanh_gradient.unbind(0)
+        for factor, row_before in zip(reversed(factors), reversed(earlier), strict=True):
+            row.mul_(factor)
+            row = row_before.addmm_(row, transposed)
         inward = total[1:].flatten(0, 1)
         if len(table) > 1:
-            to_table = torch.zeros_like(table).index_add_(0, marks.flatten(), inward)
+            to_table = torch.zeros_like(table)
+            to_table.index_add_(0, marks.flatten(), inward)
         else:
             to_table = inward.sum(0, keepdim=True)
-        to_features = (
-            (inward @ across.T).unflatten(0, marks.shape) if ctx.needs_input_grad[2] else None
-        )
-        return (
-            to_table,
-            None,
-            to_features,
-            features.T @ inward,
-            total[0],
-            states[:-1].flatten(0, 1).T @ inward,
-        )
+        to_features = None
+        if ctx.needs_input_grad[2]:
+            to_features = (inward @ across.T).unflatten(0, marks.shape)
+        to_across = features.T @ inward
+        to_weight = states[:-1].flatten(0, 1).T @ inward
+        return to_table, None, to_features, to_across, total[0], to_weight
 
 
 class _Score(torch.autograd.Function):
@@ -395,10 +441,13 @@ class _Score(torch.autograd.Function):
         kept: Bool[Tensor, "P B"] | None,
     ) -> Float[Tensor, " B"]:
         tilt = time_weight * gaps
-        mass = gaps * torch.where(gaps > 0, total + _log_mean_exp(tilt), 0.0).exp()
-        mass = mass if kept is None else torch.where(kept, mass, 0.0)
+        log_mean = torch.where(gaps > 0, total + _log_mean_exp(tilt), 0.0)
+        mass = gaps * log_mean.exp()
+        if kept is not None:
+            mass = torch.where(kept, mass, 0.0)
         ctx.save_for_backward(mass, tilt, gaps, valid)
-        return torch.where(valid, own + tilt[:-1], 0.0).sum(0) - mass.sum(0)
+        logs = torch.where(valid, own + tilt[:-1], 0.0)
+        return logs.sum(0) - mass.sum(0)
 
     @staticmethod
     @once_differentiable
@@ -406,10 +455,9 @@ class _Score(torch.autograd.Function):
         mass, tilt, gaps, valid = ctx.saved_tensors
         to_own = torch.where(valid, outside[0], 0.0)
         to_total = mass * -outside[0]
-        to_time_weight = (to_own * gaps[:-1]).sum() + (
-            to_total * gaps * _log_mean_exp_derivative(tilt)
-        ).sum()
-        return to_own, to_total, to_time_weight, None, None, None
+        by_events = (to_own * gaps[:-1]).sum()
+        by_integral = (to_total * gaps * _log_mean_exp_derivative(tilt)).sum()
+        return to_own, to_total, by_events + by_integral, None, None, None
 
 
 class _LogMeanExp(torch.autograd.Function):
@@ -432,15 +480,19 @@ def _log_mean_exp(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     >>> _log_mean_exp(torch.tensor([0.0, 1.0, 1000.0], dtype=torch.float64)).tolist()
     [0.0, 0.5413248546129181, 993.0922447210179]
     """
-    less = -torch.where(x == 0, torch.finfo(x.dtype).tiny, x.abs())
-    return x.relu() + (torch.expm1(less) / less).log()
+    tiny = torch.finfo(x.dtype).tiny
+    less = -torch.where(x == 0, tiny, x.abs())
+    mean = torch.expm1(less) / less
+    return x.relu() + mean.log()
 
 
 def _log_mean_exp_derivative(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """1 / (1 - e^-x) - 1 / x, which is 1/2 + x / 12 - x^3 / 720 near 0."""
     small = x.abs() < 1e-2
     y = torch.where(small, 1.0, x)
-    return torch.where(small, 0.5 + x / 12 - x**3 / 720, -1 / torch.expm1(-y) - 1 / y)
+    near = 0.5 + x / 12 - x**3 / 720
+    far = -1 / torch.expm1(-y) - 1 / y
+    return torch.where(small, near, far)
 
 
 def _last(
@@ -456,7 +508,8 @@ def _last(
 
 
 def _at(
-    history: RMTPPHistory, seen: Int[Tensor, "B G"] | None
+    history: RMTPPHistory,
+    seen: Int[Tensor, "B G"] | None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
     if seen is None:
         return history.times, history.level
@@ -473,4 +526,5 @@ def _log1p_over(x: Tensor) -> Tensor:
     small = x.abs() < 1e-4
     y = torch.where(small | x.isinf(), 1.0, x)
     near = 1 - x / 2 + x * x / 3 - x**3 / 4
-    return torch.where(small, near, torch.where(x.isinf(), 0.0, torch.log1p(y) / y))
+    far = torch.where(x.isinf(), 0.0, torch.log1p(y) / y)
+    return torch.where(small, near, far)

@@ -95,12 +95,22 @@ class SAHP(FromEncoder):
         super().__init__()
         self.marks = space_without_places(marks, "sahp")
         self._settings = dict(
-            hidden=hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, seed=seed
+            hidden=hidden,
+            layers=layers,
+            heads=heads,
+            inner=inner,
+            dropout=dropout,
+            seed=seed,
         )
         M = self.marks.count
         random = torch.Generator().manual_seed(seed)
         self.encoder = Encoder(
-            hidden, layers=layers, heads=heads, inner=inner, dropout=dropout, random=random
+            hidden,
+            layers=layers,
+            heads=heads,
+            inner=inner,
+            dropout=dropout,
+            random=random,
         )
         self.tokens = nn.Parameter(0.1 * torch.randn(M, hidden, generator=random))
         self.frequency = nn.Parameter(_first_frequencies(hidden // 2, 100.0))
@@ -110,7 +120,9 @@ class SAHP(FromEncoder):
         )
         self.link = ScaledSoftplus(M)
         self.register_buffer(
-            "step", frequencies(hidden // 2, 10_000.0 ** (2 / hidden - 1)), persistent=False
+            "step",
+            frequencies(hidden // 2, 10_000.0 ** (2 / hidden - 1)),
+            persistent=False,
         )
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("log_rate", torch.zeros(M, dtype=torch.float64))
@@ -120,13 +132,14 @@ class SAHP(FromEncoder):
         mean gap to the longest window.
         """
         scale = time_scale_of(data)
+        rates = mean_rates(data, self.marks)
+        longest = float(data.durations.max()) / scale
         with torch.no_grad():
             self.time_scale.fill_(scale)
-            self.log_rate.copy_(mean_rates(data, self.marks).log())
-            self.frequency.copy_(
-                _first_frequencies(self.frequency.shape[1], float(data.durations.max()) / scale)
-            )
-        return [f"time scale: {scale:.4g} {data.unit or 'time units'} (the mean gap)"]
+            self.log_rate.copy_(rates.log())
+            self.frequency.copy_(_first_frequencies(self.frequency.shape[1], longest))
+        unit = data.unit or "time units"
+        return [f"time scale: {scale:.4g} {unit} (the mean gap)"]
 
     # ------------------------------------------------------------------ the verbs
 
@@ -134,7 +147,8 @@ class SAHP(FromEncoder):
         """States at all positions."""
         if before is not None:
             refuse_to_go_on()
-        return self.encoder.encode(batch, self._tokens(batch.marks, *_clocks(batch)))
+        tokens = self._tokens(batch.marks, *_clocks(batch))
+        return self.encoder.encode(batch, tokens)
 
     def extend(
         self,
@@ -147,13 +161,18 @@ class SAHP(FromEncoder):
     ) -> Encoded:
         """One event more, against the keys and values of those before."""
         last = history.last()
-        time = time if active is None else torch.where(active, time, last)
-        token = self._tokens(mark, time - history.start, time - last, history.lengths + 1)
+        if active is not None:
+            time = torch.where(active, time, last)
+        since = time - history.start
+        token = self._tokens(mark, since, time - last, history.lengths + 1)
         return self.encoder.append(history, token, time, active)
 
     @torch.no_grad()
     def upper_bound(
-        self, history: Encoded, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Encoded,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the total rate on [a, b], seen from the last position and with no event
         in between.
@@ -164,29 +183,23 @@ class SAHP(FromEncoder):
         that by at most 1 / s.
         """
         ends = torch.stack([a, b], 1)[:, None]
-        logs = (
-            self.log_intensity(history, ends, history.lengths[:, None])[:, 0]
-            .amax(1)
-            .to(torch.float64)
-        )
-        eta, mu, _ = self._curves(history.at(history.lengths[:, None])[1])
+        logs = self.log_intensity(history, ends, history.lengths[:, None])
+        logs = logs[:, 0].amax(1).to(torch.float64)
+        _, states = history.at(history.lengths[:, None])
+        eta, mu, _ = self._curves(states)
         eps = torch.finfo(eta.dtype).eps
-        rounding = (
-            16
-            * eps
-            * (
-                1
-                + logs.abs()
-                + self.log_rate.abs()
-                + (eta.abs() + mu.abs())[:, 0] * (-self.link.log_scale).exp()
-            )
-        )
+        size = (eta.abs() + mu.abs())[:, 0]
+        magnified = size * (-self.link.log_scale).exp()
+        rounding = 16 * eps * (1 + logs.abs() + self.log_rate.abs() + magnified)
         return (logs + rounding).exp().sum(-1)
 
     def shortest_time(self, history: Encoded) -> Float[Tensor, " B"]:
         """One over the fastest gamma."""
-        fastest = self._curves(history.at(None)[1])[2].amax((1, 2)).to(torch.float64)
-        return self.time_scale / fastest.clamp(min=torch.finfo(fastest.dtype).tiny)
+        _, states = history.at(None)
+        _, _, gamma = self._curves(states)
+        fastest = gamma.amax((1, 2)).to(torch.float64)
+        tiny = torch.finfo(fastest.dtype).tiny
+        return self.time_scale / fastest.clamp(min=tiny)
 
     # ------------------------------------------------------------------ parts
 
@@ -202,39 +215,50 @@ class SAHP(FromEncoder):
         return own + self._sinusoids(since, gaps, index)
 
     def _sinusoids(
-        self, since: Float[Tensor, "*S"], gaps: Float[Tensor, "*S"], index: Int[Tensor, "*S"]
+        self,
+        since: Float[Tensor, "*S"],
+        gaps: Float[Tensor, "*S"],
+        index: Int[Tensor, "*S"],
     ) -> Float[Tensor, "*S D"]:
         """What an event's time says: when it was, how long after the one before, and the how
         manieth it is.
         """
-        each = torch.stack([since, gaps, index.to(since.dtype)], -1)
-        pace = torch.cat(
-            [self.frequency.to(since.dtype) / self.time_scale, self.step.to(since.dtype)[None]]
-        ) / (2 * math.pi)
+        kind = since.dtype
+        each = torch.stack([since, gaps, index.to(kind)], -1)
+        of_times = self.frequency.to(kind) / self.time_scale
+        of_index = self.step.to(kind)[None]
+        pace = torch.cat([of_times, of_index]) / (2 * math.pi)
         return sinusoids(each @ pace, self.tokens.dtype)
 
     def _inside(
-        self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+        self,
+        history: Encoded,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to: mu + (eta - mu) exp(-gamma lag)."""
         anchor, states = history.at(seen)
-        return _Slide.apply(
-            *self._curves(states), ((times - anchor[..., None]) / self.time_scale).to(states)
-        )
+        lag = (times - anchor[..., None]) / self.time_scale
+        eta, mu, gamma = self._curves(states)
+        return _Slide.apply(eta, mu, gamma, lag.to(states))
 
     def _curves(
-        self, states: Float[Tensor, "B G D"]
+        self,
+        states: Float[Tensor, "B G D"],
     ) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G M"], Float[Tensor, "B G M"]]:
         """eta, mu and gamma after each position, from products laid out so that each of them is
         contiguous for one mark.
         """
-        M, (B, G, D) = self.marks.count, states.shape
+        M = self.marks.count
+        B, G, D = states.shape
         out = torch.addmm(self.shift[:, None], self.readout, states.reshape(-1, D).T)
-        eta, mu, gamma = (
-            x.view(M, B, G).permute(1, 2, 0)
-            for x in (*gelu(out[: 2 * M]).chunk(2), softplus(out[2 * M :]))
+        eta, mu = gelu(out[: 2 * M]).chunk(2)
+        gamma = softplus(out[2 * M :])
+        return (
+            eta.view(M, B, G).permute(1, 2, 0),
+            mu.view(M, B, G).permute(1, 2, 0),
+            gamma.view(M, B, G).permute(1, 2, 0),
         )
-        return eta, mu, gamma
 
 
 class _Slide(torch.autograd.Function):
@@ -262,8 +286,12 @@ class _Slide(torch.autograd.Function):
         faded = outside[0] * fade
         to_eta = faded.sum(2)
         to_mu = outside[0].sum(2) - to_eta
-        to_lag = -(faded * (drop * gamma)[:, :, None]).sum(-1) if ctx.needs_input_grad[3] else None
-        to_gamma = -faded.mul_(lag[..., None]).sum(2) * drop
+        to_lag = None
+        if ctx.needs_input_grad[3]:
+            slope = (drop * gamma)[:, :, None]
+            to_lag = -(faded * slope).sum(-1)
+        by_lag = faded.mul_(lag[..., None]).sum(2)
+        to_gamma = -by_lag * drop
         return to_eta, to_mu, to_gamma, to_lag
 
 
@@ -271,10 +299,10 @@ def _clocks(batch: Batch) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"], I
     """When each event was, since the window's start; how long after the one before; and the how
     manieth it is.
     """
-    index = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device).expand(
-        batch.times.shape
-    )
-    return batch.times - batch.start[:, None], batch.edges[:, :-1].diff(dim=1), index
+    since = batch.times - batch.start[:, None]
+    gaps = batch.edges[:, :-1].diff(dim=1)
+    number = torch.arange(1, batch.times.shape[1] + 1, device=batch.times.device)
+    return since, gaps, number.expand(batch.times.shape)
 
 
 def _first_frequencies(count: int, length: float) -> Float[Tensor, "2 F"]:

@@ -41,7 +41,10 @@ class SelfCorrecting(FromPositions):
     fits_in_closed_form = True
 
     def __init__(
-        self, marks: MarkSpace | int | None = None, drift: float = 1.0, correction: float = 1.0
+        self,
+        marks: MarkSpace | int | None = None,
+        drift: float = 1.0,
+        correction: float = 1.0,
     ) -> None:
         super().__init__()
         self.marks = space_without_places(marks, "self-correcting")
@@ -70,7 +73,9 @@ class SelfCorrecting(FromPositions):
         unit = float(data.durations.mean()) or 1.0
         left, length, before, weight = _pieces(data)
         scored = data.scored
-        since = torch.from_numpy(data.times - np.repeat(data.starts, data.lengths))[scored].sum()
+        events = max(data.scored_events, 1)
+        times = data.times - np.repeat(data.starts, data.lengths)
+        since = torch.from_numpy(times)[scored].sum()
         earlier = np.arange(data.events) - np.repeat(data.offsets[:-1], data.lengths)
         pairs = float(earlier[scored].sum())
 
@@ -78,19 +83,17 @@ class SelfCorrecting(FromPositions):
             drift = c[0] / unit
             correction = c[1]
             first = weight * (drift * left - correction * before).exp()
-            integral = (first * length * _growth(drift * length)).sum()
-            return (integral - drift * since + correction * pairs) / max(data.scored_events, 1)
+            growth = _growth(drift * length)
+            integral = (first * length * growth).sum()
+            return (integral - drift * since + correction * pairs) / events
 
         found = minimise(loss, torch.zeros(2))
         with torch.no_grad():
             self.drift.copy_(found.point[0] / unit)
             self.correction.copy_(found.point[1])
-        return [
-            (
-                f"drift {self.drift.item():.4g} and correction {self.correction.item():.4g} by "
-                f"maximum likelihood: {found}"
-            )
-        ]
+        drift = self.drift.item()
+        correction = self.correction.item()
+        return [f"drift {drift:.4g} and correction {correction:.4g} by maximum likelihood: {found}"]
 
     def log_intensity(
         self,
@@ -98,7 +101,8 @@ class SelfCorrecting(FromPositions):
         times: Float[Tensor, "B G Q"],
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q 1"]:
-        return self._log_rate(history, times, counts(history, seen)[..., None])[..., None]
+        count = counts(history, seen)[..., None]
+        return self._log_rate(history, times, count)[..., None]
 
     def closed_integral(
         self,
@@ -108,25 +112,33 @@ class SelfCorrecting(FromPositions):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G 1"]:
         """Expected events in [a, b] while no event intervenes, in closed form."""
-        first = self._log_rate(history, a[..., None], counts(history, seen)[..., None])
-        return (b - a)[..., None] * first.exp() * _growth(self.drift * (b - a))[..., None]
+        count = counts(history, seen)[..., None]
+        first = self._log_rate(history, a[..., None], count)
+        growth = _growth(self.drift * (b - a))
+        return (b - a)[..., None] * first.exp() * growth[..., None]
 
     @torch.no_grad()
     def upper_bound(
-        self, history: Positions, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: Positions,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The largest rate on [a, b] seen from the last position: it is monotone, so that one of
         the ends has it.
         """
         ends = torch.stack([a, b], 1)[:, None]
-        return self.log_intensity(history, ends, history.lengths[:, None]).exp().amax((1, 2, 3))
+        logs = self.log_intensity(history, ends, history.lengths[:, None])
+        return logs.exp().amax((1, 2, 3))
 
     def _log_rate(
-        self, history: Positions, times: Float[Tensor, "B G Q"], count: Int[Tensor, "B G 1"]
+        self,
+        history: Positions,
+        times: Float[Tensor, "B G Q"],
+        count: Int[Tensor, "B G 1"],
     ) -> Float[Tensor, "B G Q"]:
-        return self.drift * (times - history.start[:, None, None]) - self.correction * count.to(
-            times.dtype
-        )
+        since = times - history.start[:, None, None]
+        return self.drift * since - self.correction * count.to(times.dtype)
 
 
 def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -134,7 +146,8 @@ def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     small = x.abs() < 1e-3
     series = 1 + x / 2 * (1 + x / 3 * (1 + x / 4 * (1 + x / 5)))
     safe = torch.where(small, 1.0, x)
-    return torch.where(small, series, torch.expm1(safe) / safe)
+    exact = torch.expm1(safe) / safe
+    return torch.where(small, series, exact)
 
 
 def _pieces(
@@ -154,8 +167,9 @@ def _pieces(
         if exposure is not None:
             left, right, seen = exposed_pieces(batch, exposure)
             weight = exposure.at(left)[..., 0]
-        parts = (left - batch.start[:, None], right - left, seen.double(), weight)
+        since = left - batch.start[:, None]
         kept = right > left
+        parts = (since, right - left, seen.double(), weight)
         found.append([part[kept] for part in parts])
     since, length, before, weights = (torch.cat(parts) for parts in zip(*found, strict=True))
     return since, length, before, weights

@@ -9,6 +9,7 @@ times makes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
@@ -26,6 +27,7 @@ from fourpoint.models.effects import (
     TREND,
     Effects,
     EffectsSpec,
+    offset_at,
     zone_offsets,
 )
 
@@ -65,8 +67,10 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
         left = cell * np.arange(intervals + 1, dtype=np.float64)
         end = np.zeros_like(by_interval[:1])
         end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
-        tables = np.concatenate([by_interval / cell ** np.arange(4), end])
-    outside, inside = np.zeros((2, len(left), M, 4))
+        scaled = by_interval / cell ** np.arange(4)
+        tables = np.concatenate([scaled, end])
+    outside = np.zeros((len(left), M, 4))
+    inside = np.zeros((len(left), M, 4))
     if tables is not None and baseline.splined_base:
         outside += tables[:, :M]
     else:
@@ -86,7 +90,11 @@ def constant_cubics(log_rate: torch.Tensor) -> Cubics:
 
 
 def pieces_until(
-    cubics: Cubics, effects: Effects | None, batch: Batch, low: Floats, high: Floats
+    cubics: Cubics,
+    effects: Effects | None,
+    batch: Batch,
+    low: Floats,
+    high: Floats,
 ) -> Pieces:
     """The curves ``cubics`` of the time since each window's start, with effects of calendar and
     covariates added, from ``low`` to ``high`` in every row.
@@ -94,10 +102,11 @@ def pieces_until(
     Rows of the same times and dates share one set of pieces if there are no covariates.
     """
     start = batch.start.cpu().numpy()
+    rows = len(start)
     if effects is None:
-        return pieces_of([cubics], np.zeros(len(start), dtype=np.int64), start)
+        return pieces_of([cubics], np.zeros(rows, dtype=np.int64), start)
     context = batch.context
-    origin = np.zeros(len(start))
+    origin = np.zeros(rows)
     if context is not None and context.origin is not None:
         origin = context.origin.cpu().numpy()
     elif effects.spec.calendar:
@@ -106,10 +115,9 @@ def pieces_until(
             "times without an origin",
             "Read the log with its timestamps, or fit without --calendar.",
         )
-    own = np.arange(len(start)) if effects.spec.covariates else np.zeros(len(start))
-    _, shown, which = np.unique(
-        np.stack([own, start, low, high, origin]), axis=1, return_index=True, return_inverse=True
-    )
+    own = np.arange(rows) if effects.spec.covariates else np.zeros(rows)
+    keys = np.stack([own, start, low, high, origin])
+    _, shown, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     chosen = None if context is None else context.select(torch.from_numpy(shown))
     lefts = []
     for place, row in enumerate(shown.tolist()):
@@ -120,16 +128,15 @@ def pieces_until(
         lefts.append(_between(np.concatenate(cuts), low[row], high[row]))
     added = _effects(effects, lefts, high[shown], chosen)
     sets = []
-    for place, row in enumerate(shown.tolist()):
-        left = lefts[place]
+    for row, left, curves in zip(shown.tolist(), lefts, added, strict=True):
         base = _moved(cubics, left - start[row])
         marks = base.outside.shape[1]
-        outside = base.outside + added[place][:, :marks]
+        outside = base.outside + curves[:, :marks]
         inside = base.inside
-        if added[place].shape[1] > marks:
-            inside = inside + added[place][:, marks:]
+        if curves.shape[1] > marks:
+            inside = inside + curves[:, marks:]
         sets.append(Cubics(left, outside, inside, float(high[row])))
-    return pieces_of(sets, which.reshape(-1), np.zeros(len(start)))
+    return pieces_of(sets, which.reshape(-1), np.zeros(rows))
 
 
 def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Floats:
@@ -147,15 +154,17 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
     last = origin + high * spec.seconds
     starts, offsets = zone_offsets(spec.zone)
     changes = starts[(starts > first) & (starts < last)]
-    edges = np.concatenate([[first], changes, [last]])
+    edges = [float(first), *changes.tolist(), float(last)]
     found = [changes]
-    for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        shift = float(offsets[max(0, int(np.searchsorted(starts, a, side="right")) - 1)])
+    for a, b in itertools.pairwise(edges):
+        shift = offset_at(starts, offsets, a)
         for step, phase in steps:
             lowest = math.ceil((a + shift - phase) / step)
             highest = math.floor((b + shift - phase) / step)
-            found.append(np.arange(lowest, highest + 1) * step + phase - shift)
-    return np.asarray((np.concatenate(found) - origin) / spec.seconds)
+            grid = np.arange(lowest, highest + 1)
+            found.append(grid * step + phase - shift)
+    seconds = np.concatenate(found)
+    return np.asarray((seconds - origin) / spec.seconds)
 
 
 def _between(cuts: Floats, low: float, high: float) -> Floats:
@@ -168,22 +177,26 @@ def _between(cuts: Floats, low: float, high: float) -> Floats:
 
 @torch.no_grad()
 def _effects(
-    effects: Effects, lefts: list[Floats], high: Floats, context: BatchContext | None
+    effects: Effects,
+    lefts: list[Floats],
+    high: Floats,
+    context: BatchContext | None,
 ) -> list[Floats]:
     """The effects on the pieces of each set, (P, R, 4), from four values on every piece."""
     longest = max(len(left) for left in lefts)
-    padded = np.stack([np.pad(x, (0, longest - len(x)), mode="edge") for x in lefts])
-    widths = np.stack(
-        [
-            np.pad(np.diff(x, append=end), (0, longest - len(x)), constant_values=1.0)
-            for x, end in zip(lefts, high.tolist(), strict=True)
-        ]
-    )
-    times = padded[..., None] + widths[..., None] * PLACES
+    padded, widths = [], []
+    for left, end in zip(lefts, high.tolist(), strict=True):
+        missing = (0, longest - len(left))
+        width = np.diff(left, append=end)
+        padded.append(np.pad(left, missing, mode="edge"))
+        widths.append(np.pad(width, missing, constant_values=1.0))
+    begin = np.stack(padded)[..., None]
+    width = np.stack(widths)[..., None]
+    times = begin + width * PLACES
     values = effects.values(torch.from_numpy(times), context, torch.float64).cpu().numpy()
     to_powers = np.linalg.inv(PLACES[:, None] ** np.arange(4))
     found = np.einsum("nq,spqr->sprn", to_powers, values)
-    found /= widths[:, :, None, None] ** np.arange(4)
+    found /= width[..., None] ** np.arange(4)
     return [own[: len(left)] for own, left in zip(found, lefts, strict=True)]
 
 
@@ -191,29 +204,38 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
     """The curves on pieces that begin at ``since``, none of which has one of the old ends
     inside.
     """
-    # A piece may begin a rounding error before the old one that it belongs to.
     ends = np.append(since[1:], since[-1] + 1.0)
     middle = (since + ends) / 2
     middle[-1] = since[-1]
-    piece = np.maximum(np.searchsorted(cubics.left, middle, side="right") - 1, 0)
+    place = np.searchsorted(cubics.left, middle, side="right") - 1
+    piece = np.maximum(place, 0)
     d = (since - cubics.left[piece])[:, None]
-    parts = []
-    for table in (cubics.outside, cubics.inside):
-        c0, c1, c2, c3 = (table[piece][..., k] for k in range(4))
-        value = c0 + d * (c1 + d * (c2 + d * c3))
-        first = c1 + d * (2 * c2 + 3 * d * c3)
-        parts.append(np.stack([value, first, c2 + 3 * d * c3, c3], -1))
-    return Cubics(since, parts[0], parts[1])
+    outside = _shifted(cubics.outside[piece], d)
+    inside = _shifted(cubics.inside[piece], d)
+    return Cubics(since, outside, inside)
 
 
-def pieces_of(sets: list[Cubics], which: NDArray[np.int64], anchor: Floats) -> Pieces:
+def _shifted(table: Floats, d: Floats) -> Floats:
+    """The coefficients of the same cubics in powers of the time less ``d``."""
+    c0, c1, c2, c3 = (table[..., k] for k in range(4))
+    value = c0 + d * (c1 + d * (c2 + d * c3))
+    first = c1 + d * (2 * c2 + 3 * d * c3)
+    second = c2 + 3 * d * c3
+    return np.stack([value, first, second, c3], -1)
+
+
+def pieces_of(
+    sets: list[Cubics],
+    which: NDArray[np.int64],
+    anchor: Floats,
+) -> Pieces:
     """Row r has the curves ``sets[which[r]]``, with times counted from ``anchor[r]``."""
     left = np.concatenate([one.left for one in sets])
     outside = np.concatenate([one.outside for one in sets])
     inside = np.concatenate([one.inside for one in sets])
+    widths = np.concatenate([np.diff(one.left, append=one.stop) for one in sets])
     sizes = [len(one.left) for one in sets]
     first = np.concatenate([[0], np.cumsum(sizes)])
-    widths = np.concatenate([np.diff(one.left, append=one.stop) for one in sets])
     return Pieces(
         which.astype(np.int64),
         np.ascontiguousarray(anchor, dtype=np.float64),
@@ -233,10 +255,14 @@ def largest_values(cubics: Floats, widths: Floats) -> Floats:
     >>> largest_values(np.array([[[0.0, 1.0, -1.0, 0.0]]]), np.ones(1)).tolist()
     [[0.3333333333333333]]
     """
-    width = np.where(np.isinf(widths), 0.0, widths)[:, None]
+    endless = np.isinf(widths)[:, None]
+    width = np.where(endless, 0.0, widths[:, None])
     c0, c1, c2, c3 = (cubics[..., k] * width**k for k in range(4))
-    points = np.stack([c0, c0 + c1 / 3, c0 + (2 * c1 + c2) / 3, c0 + c1 + c2 + c3])
-    rising = np.isinf(widths)[:, None] & (cubics[..., 1:] != 0).any(-1)
+    second = c0 + c1 / 3
+    third = c0 + (2 * c1 + c2) / 3
+    last = c0 + c1 + c2 + c3
+    points = np.stack([c0, second, third, last])
+    rising = endless & (cubics[..., 1:] != 0).any(-1)
     return np.asarray(np.where(rising, np.inf, points.max(0)))
 
 
@@ -248,5 +274,6 @@ def exposure_of(batch: Batch) -> Exposure:
         return Exposure(np.arange(rows + 1), np.zeros(rows), np.ones(rows))
     times = context.exposure.times.cpu().numpy()
     values = context.exposure.values[..., 0].cpu().numpy()
+    values = np.ascontiguousarray(values)
     first = np.arange(rows + 1) * times.shape[1]
-    return Exposure(first, times.ravel(), np.ascontiguousarray(values).ravel())
+    return Exposure(first, times.ravel(), values.ravel())

@@ -55,7 +55,8 @@ class Encoded(History):
     kept: Float[Tensor, "B L P E"] | None
 
     def at(
-        self, seen: Int[Tensor, "B G"] | None
+        self,
+        seen: Int[Tensor, "B G"] | None,
     ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G D"]]:
         """When the positions ``seen`` begin, and their states; all positions where None."""
         if seen is None:
@@ -99,17 +100,21 @@ class Encoder(nn.Module):
     ) -> None:
         super().__init__()
         _check(hidden, layers, heads, inner, dropout)
-        self.heads, self.dropout = heads, dropout
+        self.heads = heads
+        self.dropout = dropout
         self._random: torch.Generator | None = None
         alike = _weights(layers, hidden, hidden, random) * (hidden // heads) ** -0.25
         self.first = nn.Parameter(torch.randn(hidden, generator=random))
-        self.qkv = nn.Parameter(
-            torch.cat([alike, alike, _weights(layers, hidden, hidden, random)], 1)
-        )
+        values = _weights(layers, hidden, hidden, random)
+        self.qkv = nn.Parameter(torch.cat([alike, alike, values], 1))
         self.out = nn.Parameter(_weights(layers, hidden, hidden, random))
-        self.up = nn.Parameter(_weights(layers, inner, hidden, random)) if inner else None
-        self.up_shift = nn.Parameter(torch.zeros(layers, inner)) if inner else None
-        self.down = nn.Parameter(_weights(layers, hidden, inner, random)) if inner else None
+        self.up: nn.Parameter | None = None
+        self.up_shift: nn.Parameter | None = None
+        self.down: nn.Parameter | None = None
+        if inner:
+            self.up = nn.Parameter(_weights(layers, inner, hidden, random))
+            self.up_shift = nn.Parameter(torch.zeros(layers, inner))
+            self.down = nn.Parameter(_weights(layers, hidden, inner, random))
 
     def draw_from(self, random: torch.Generator) -> None:
         """Take the dropout of the next passes in training mode from ``random``."""
@@ -117,16 +122,21 @@ class Encoder(nn.Module):
 
     def encode(self, batch: Batch, tokens: Float[Tensor, "B N D"]) -> Encoded:
         """The history of a batch whose events have these tokens."""
-        x = torch.cat([self.first.expand(len(tokens), 1, -1), tokens], 1)
+        first = self.first.expand(len(tokens), 1, -1)
+        x = torch.cat([first, tokens], 1)
+        D = x.shape[-1]
         kept = []
         for qkv, out, feed in self._layers():
             joined = linear(x, qkv)
-            found = _attend(joined, self.heads)
-            x = _fed(_joined(x, self._dropped(found), out), feed, self._dropped)
-            kept.append(joined[..., x.shape[-1] :])
-        times = torch.cat([batch.start[:, None], batch.times], 1)
+            found = self._dropped(_attend(joined, self.heads))
+            x = _fed(_joined(x, found, out), feed, self._dropped)
+            kept.append(joined[..., D:])
         return Encoded(
-            times, batch.start, batch.lengths, x, None if self.training else torch.stack(kept, 1)
+            times=torch.cat([batch.start[:, None], batch.times], 1),
+            start=batch.start,
+            lengths=batch.lengths,
+            states=x,
+            kept=None if self.training else torch.stack(kept, 1),
         )
 
     def append(
@@ -137,7 +147,8 @@ class Encoder(nn.Module):
         active: Bool[Tensor, " B"] | None = None,
     ) -> Encoded:
         """One event more, with its ``token``, in the rows that are ``active`` (all where None)."""
-        active = torch.ones_like(history.lengths, dtype=torch.bool) if active is None else active
+        if active is None:
+            active = torch.ones_like(history.lengths, dtype=torch.bool)
         slot = history.lengths + active
         h, old = _with_room(history, int(slot.max()))
         place = torch.arange(h.times.shape[1], device=time.device)
@@ -148,40 +159,37 @@ class Encoder(nn.Module):
         kept = []
         for (qkv, out, feed), pairs in zip(self._layers(), old.unbind(1), strict=True):
             query, pair = linear(x, qkv).split((D, 2 * D), -1)
-            kept.append(torch.where(here[..., None], pair[:, None], pairs))
-            x = _fed(
-                _joined(x, _attend_last(query, kept[-1], visible, self.heads), out),
-                feed,
-                lambda u: u,
-            )
-        ahead = (place >= slot[:, None]) & active[
-            :, None
-        ]  # padding repeats the last event, so that times stay in order
-        times = torch.where(ahead, time[:, None], h.times)
+            with_new = torch.where(here[..., None], pair[:, None], pairs)
+            found = _attend_last(query, with_new, visible, self.heads)
+            x = _fed(_joined(x, found, out), feed, lambda u: u)
+            kept.append(with_new)
+        # Padding repeats the last event, so that times stay in order.
+        ahead = (place >= slot[:, None]) & active[:, None]
         return Encoded(
-            times,
-            h.start,
-            slot,
-            torch.where(here[..., None], x[:, None], h.states),
-            torch.stack(kept, 1),
+            times=torch.where(ahead, time[:, None], h.times),
+            start=h.start,
+            lengths=slot,
+            states=torch.where(here[..., None], x[:, None], h.states),
+            kept=torch.stack(kept, 1),
         )
 
     def _layers(self) -> Iterator[tuple[Tensor, Tensor, Feed | None]]:
+        attention = zip(self.qkv.unbind(0), self.out.unbind(0), strict=True)
         if self.up is None or self.up_shift is None or self.down is None:
-            return (
-                (qkv, out, None)
-                for qkv, out in zip(self.qkv.unbind(0), self.out.unbind(0), strict=True)
-            )
+            for qkv, out in attention:
+                yield qkv, out, None
+            return
         feeds = zip(self.up.unbind(0), self.up_shift.unbind(0), self.down.unbind(0), strict=True)
-        return zip(self.qkv.unbind(0), self.out.unbind(0), feeds, strict=True)
+        for (qkv, out), feed in zip(attention, feeds, strict=True):
+            yield qkv, out, feed
 
     def _dropped(self, x: Tensor) -> Tensor:
         if not self.training or self.dropout == 0 or self._random is None:
             return x
-        kept = torch.empty(x.shape, dtype=x.dtype, device=self._random.device).bernoulli_(
-            1 - self.dropout, generator=self._random
-        )
-        return x * kept.div_(1 - self.dropout).to(x.device)
+        share = 1 - self.dropout
+        kept = torch.empty(x.shape, dtype=x.dtype, device=self._random.device)
+        kept.bernoulli_(share, generator=self._random)
+        return x * kept.div_(share).to(x.device)
 
 
 class FromEncoder(PointProcess[Encoded]):
@@ -194,7 +202,10 @@ class FromEncoder(PointProcess[Encoded]):
     has_upper_bound = True
     one_thread = True  # trained so on a CPU
     recipe: ClassVar[dict[str, Any]] = dict(
-        step_events=4096, learning_rate=5e-3, warmup=20, nodes=2
+        step_events=4096,
+        learning_rate=5e-3,
+        warmup=20,
+        nodes=2,
     )
     encoder: Encoder
     link: ScaledSoftplus
@@ -204,7 +215,10 @@ class FromEncoder(PointProcess[Encoded]):
 
     @abstractmethod
     def _inside(
-        self, history: Encoded, times: Float[Tensor, "B G Q"], seen: Int[Tensor, "B G"] | None
+        self,
+        history: Encoded,
+        times: Float[Tensor, "B G Q"],
+        seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to."""
 
@@ -236,7 +250,8 @@ class FromEncoder(PointProcess[Encoded]):
         """The mean total rate at each gap's ``nodes``, by ``weights`` (None: all alike), and log
         lambda per mark at its end.
         """
-        z = self._inside(history, torch.cat([nodes, ends[..., None]], 2), None)
+        times = torch.cat([nodes, ends[..., None]], 2)
+        z = self._inside(history, times, None)
         return self.link.in_gaps(z, self.log_rate.to(z), weights)
 
 
@@ -257,7 +272,9 @@ class _Sinusoids(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Context, turns: Float[Tensor, "*S F"], kind: torch.dtype
+        ctx: Context,
+        turns: Float[Tensor, "*S F"],
+        kind: torch.dtype,
     ) -> Float[Tensor, "*S D"]:
         left = turns.frac().to(kind).mul_(2 * math.pi)
         out = torch.cat([left.sin(), left.cos()], -1)
@@ -269,8 +286,12 @@ class _Sinusoids(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Context, *outside: Tensor) -> tuple[Tensor, None]:
         (out,) = ctx.saved_tensors
-        (to_sin, to_cos), (sin, cos) = outside[0].chunk(2, -1), out.chunk(2, -1)
-        return (to_sin * cos).addcmul_(to_cos, sin, value=-1).mul_(2 * math.pi).to(ctx.kind), None
+        to_sin, to_cos = outside[0].chunk(2, -1)
+        sin, cos = out.chunk(2, -1)
+        to_angle = to_sin * cos
+        to_angle.addcmul_(to_cos, sin, value=-1)
+        to_angle.mul_(2 * math.pi)
+        return to_angle.to(ctx.kind), None
 
 
 def frequencies(count: int, slowest: float) -> Float[Tensor, " F"]:
@@ -304,10 +325,14 @@ def _check(hidden: int, layers: int, heads: int, inner: int, dropout: float) -> 
 
 
 def _weights(
-    layers: int, rows: int, columns: int, random: torch.Generator
+    layers: int,
+    rows: int,
+    columns: int,
+    random: torch.Generator,
 ) -> Float[Tensor, "L R C"]:
     """Uniform with variance 1 / (3 columns), as a `torch.nn.Linear` begins."""
-    return (2 * torch.rand(layers, rows, columns, generator=random) - 1) / math.sqrt(columns)
+    uniform = 2 * torch.rand(layers, rows, columns, generator=random) - 1
+    return uniform / math.sqrt(columns)
 
 
 def _attend(joined: Float[Tensor, "B P J"], heads: int) -> Float[Tensor, "B P D"]:
@@ -319,23 +344,21 @@ def _attend(joined: Float[Tensor, "B P J"], heads: int) -> Float[Tensor, "B P D"
     P = joined.shape[1]
     width = joined.shape[-1] // (3 * heads)
     if P > SHORT:
-        q, k, v = (x.unflatten(-1, (heads, width)).transpose(1, 2) for x in joined.chunk(3, -1))
-        return (
-            scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
-            .transpose(1, 2)
-            .flatten(2)
-        )
+        by_head = [part.unflatten(-1, (heads, width)) for part in joined.chunk(3, -1)]
+        q, k, v = (part.transpose(1, 2) for part in by_head)
+        found = scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0)
+        return found.transpose(1, 2).flatten(2)
     later = torch.full((P, P), -math.inf, dtype=joined.dtype, device=joined.device).triu(1)
     parts = joined.split(width, -1)
-    return torch.cat(
-        [
-            torch.bmm(torch.bmm(q, k.transpose(1, 2)).add_(later).softmax(-1), v)
-            for q, k, v in zip(
-                parts[:heads], parts[heads : 2 * heads], parts[2 * heads :], strict=True
-            )
-        ],
-        -1,
-    )
+    queries = parts[:heads]
+    keys = parts[heads : 2 * heads]
+    values = parts[2 * heads :]
+    each = []
+    for q, k, v in zip(queries, keys, values, strict=True):
+        scores = torch.bmm(q, k.transpose(1, 2))
+        weights = scores.add_(later).softmax(-1)
+        each.append(torch.bmm(weights, v))
+    return torch.cat(each, -1)
 
 
 def _attend_last(
@@ -346,33 +369,41 @@ def _attend_last(
 ) -> Float[Tensor, "B D"]:
     """The same for one new position. Slots that it does not see may hold anything."""
     B, D = query.shape
-    keys, values = (
-        torch.where(visible[..., None], pairs, 0.0).view(B, -1, 2, heads, D // heads).unbind(2)
-    )
-    scores = torch.einsum("bkd,bpkd->bkp", query.view(B, heads, D // heads), keys)
-    weights = torch.where(visible[:, None], scores, -math.inf).softmax(-1)
-    return torch.einsum("bkp,bpkd->bkd", weights, values).reshape(B, D)
+    width = D // heads
+    seen = torch.where(visible[..., None], pairs, 0.0)
+    keys, values = seen.view(B, -1, 2, heads, width).unbind(2)
+    scores = torch.einsum("bkd,bpkd->bkp", query.view(B, heads, width), keys)
+    scores = torch.where(visible[:, None], scores, -math.inf)
+    found = torch.einsum("bkp,bpkd->bkd", scores.softmax(-1), values)
+    return found.reshape(B, D)
 
 
 def _joined(
-    x: Float[Tensor, "*S D"], found: Float[Tensor, "*S D"], out: Float[Tensor, "D D"]
+    x: Float[Tensor, "*S D"],
+    found: Float[Tensor, "*S D"],
+    out: Float[Tensor, "D D"],
 ) -> Float[Tensor, "*S D"]:
     """n(x + O found), summed in place: a sum formed inside the product would copy x first."""
     D = x.shape[-1]
-    return layer_norm(
-        torch.mm(found.reshape(-1, D), out.T).add_(x.reshape(-1, D)).view(x.shape), (D,)
-    )
+    summed = torch.mm(found.reshape(-1, D), out.T)
+    summed.add_(x.reshape(-1, D))
+    return layer_norm(summed.view(x.shape), (D,))
 
 
 def _fed(
-    x: Float[Tensor, "*S D"], feed: Feed | None, drop: Callable[[Tensor], Tensor]
+    x: Float[Tensor, "*S D"],
+    feed: Feed | None,
+    drop: Callable[[Tensor], Tensor],
 ) -> Float[Tensor, "*S D"]:
     """x + W_2 relu(W_1 x + b_1), likewise."""
     if feed is None:
         return x
     up, shift, down = feed
     flat = x.view(-1, x.shape[-1])
-    return torch.mm(drop(torch.mm(flat, up.T).add_(shift).relu_()), down.T).add_(flat).view(x.shape)
+    inner = torch.mm(flat, up.T).add_(shift).relu_()
+    summed = torch.mm(drop(inner), down.T)
+    summed.add_(flat)
+    return summed.view(x.shape)
 
 
 def _with_room(h: Encoded, slot: int) -> tuple[Encoded, Float[Tensor, "B L P E"]]:
@@ -385,11 +416,12 @@ def _with_room(h: Encoded, slot: int) -> tuple[Encoded, Float[Tensor, "B L P E"]
             "one encoded in training mode",
             "Call model.eval() before encoding.",
         )
-    if slot < h.times.shape[1]:
+    B, P = h.times.shape
+    if slot < P:
         return h, h.kept
-    more = 4 + h.times.shape[1] // 4
-    kept = torch.cat([h.kept, h.kept.new_zeros(*h.kept.shape[:2], more, h.kept.shape[3])], 2)
-    states = torch.cat([h.states, h.states.new_zeros(len(h.states), more, h.states.shape[2])], 1)
-    return replace(
-        h, times=torch.cat([h.times, h.times[:, -1:].expand(-1, more)], 1), states=states, kept=kept
-    ), kept
+    more = 4 + P // 4
+    _, L, _, E = h.kept.shape
+    times = torch.cat([h.times, h.times[:, -1:].expand(-1, more)], 1)
+    states = torch.cat([h.states, h.states.new_zeros(B, more, h.states.shape[2])], 1)
+    kept = torch.cat([h.kept, h.kept.new_zeros(B, L, more, E)], 2)
+    return replace(h, times=times, states=states, kept=kept), kept

@@ -78,14 +78,12 @@ class Shared(Fields):
         field = self.background
         if field is None:
             return torch.zeros(1, 1, dtype=torch.float64)
-        room = (
-            64
-            * torch.finfo(field.dtype).eps
-            * sinusoids.amplitudes(field.double()).sum(1, keepdim=True)
-        )
-        return (
-            sinusoids.largest(self.numbers, field, ENVELOPE[self.numbers.shape[1]]) + room.detach()
-        )
+        eps = torch.finfo(field.dtype).eps
+        amplitudes = sinusoids.amplitudes(field.double())
+        rounding = 64 * eps * amplitudes.sum(1, keepdim=True)
+        cells = ENVELOPE[self.numbers.shape[1]]
+        largest = sinusoids.largest(self.numbers, field, cells)
+        return largest + rounding.detach()
 
     @cached_property
     def top_rates(self) -> Float[Tensor, "M C"]:
@@ -103,7 +101,8 @@ class Shared(Fields):
         if order not in self._tilts:
             places, weights = sinusoids.box_rule(self.numbers.shape[1], FINER * order)
             phi = sinusoids.features(self.numbers.double(), places).to(self.weight)
-            self._tilts[order] = torch.exp(phi @ self.background.T).T @ weights.to(self.weight)
+            factor = torch.exp(phi @ self.background.T)
+            self._tilts[order] = factor.T @ weights.to(self.weight)
         return self._tilts[order]
 
 
@@ -140,26 +139,25 @@ def check_choices(s: dict[str, Any]) -> None:
     for name, choices in allowed.items():
         if s[name] not in choices:
             raise UserError(
-                f"{name} to be one of {', '.join(choices)}", f"{s[name]!r}", "Choose one of them."
+                f"{name} to be one of {', '.join(choices)}",
+                f"{s[name]!r}",
+                "Choose one of them.",
             )
-    for name, least in (("heads", 1), ("frequencies", 1), ("knots", 1), ("order", 2), ("cells", 1)):
+    lowest = {"heads": 1, "frequencies": 1, "knots": 1, "order": 2, "cells": 1}
+    for name, least in lowest.items():
         if s[name] < least:
             raise UserError(f"{name} of at least {least}", f"{s[name]}", "Raise it.")
 
 
 FORMER_VALUES = {"background": {"waves": "sinusoids"}}  # until 0.1
-HIGHEST = {
-    1: 16,
-    2: 8,
-    3: 4,
-}  # the highest number of sinusoids over PERIOD boxes along an axis, by dimension
+# the highest number of sinusoids over PERIOD boxes along an axis, by dimension
+HIGHEST = {1: 16, 2: 8, 3: 4}
 ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin with
 FINEST = {1: 256, 2: 96, 3: 24}
 CELLS = {1: 16, 2: 8, 3: 4}  # per axis, each with one random place in training
-WIDEST, NARROWEST = (
-    0.4,
-    4.0,
-)  # first widths of the heads' kernels: share of the box, and over the highest frequency
+# first widths of the heads' kernels: share of the box, and over the highest frequency
+WIDEST = 0.4
+NARROWEST = 4.0
 PIECE = 2**22  # numbers of a map held at once
 NUMBERS = 2**18  # held at once while a rule over the box is applied without gradient
 
@@ -267,7 +265,9 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``, as JSON can hold them."""
-        return {**self.options, "generator": list(self.options["generator"])}
+        settings = dict(self.options)
+        settings["generator"] = list(settings["generator"])
+        return settings
 
     def with_order(self, order: int) -> SpatialDAPP:
         """The same model, weights shared, that integrates over the box with ``order`` nodes per
@@ -288,13 +288,11 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         in time where left to it.
         """
         notes = start_rate(self, data)
-        self._spread(
-            float(data.durations.mean() / self.time_scale), data.events / max(len(data), 1)
-        )
-        return [
-            *notes,
-            f"places: {self.box}; {len(self.numbers)} frequencies, {self.order} nodes per axis",
-        ]
+        length = float(data.durations.mean() / self.time_scale)
+        events = data.events / max(len(data), 1)
+        self._spread(length, events)
+        size = f"{len(self.numbers)} frequencies, {self.order} nodes per axis"
+        return [*notes, f"places: {self.box}; {size}"]
 
     @torch.no_grad()
     def _spread(self, length: float, events: float) -> None:
@@ -302,19 +300,19 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         whatever they sum over.
         """
         K = len(self.log_decay)
-        rates = torch.logspace(math.log10(SLOWEST / max(length, 2.0)), math.log10(FASTEST), K + 2)[
-            1:-1
-        ].to(self.readout)
-        narrowest = min(
-            WIDEST / 2, NARROWEST * sinusoids.PERIOD / (2 * math.pi * self.options["frequencies"])
-        )
-        widths = torch.where(torch.arange(K) % 2 == 0, WIDEST / 2, narrowest).to(self.readout)
+        slowest = math.log10(SLOWEST / max(length, 2.0))
+        fastest = math.log10(FASTEST)
+        rates = torch.logspace(slowest, fastest, K + 2)[1:-1].to(self.readout)
+        highest = 2 * math.pi * self.options["frequencies"]
+        narrowest = min(WIDEST / 2, NARROWEST * sinusoids.PERIOD / highest)
+        is_wide = torch.arange(K) % 2 == 0
+        widths = torch.where(is_wide, WIDEST / 2, narrowest).to(self.readout)
         self.log_decay.copy_(rates.log())
         self.log_width.copy_(widths.log()[:, None].expand_as(self.log_width))
-        near = (math.sqrt(2 * math.pi) * widths).clamp(
-            max=1.0
-        ) ** self.box.dimension  # the share of the box that a kernel covers
-        self.gain.copy_(1 / (near / rates).clamp(1.0, max(1.0, events)))
+        reach = (math.sqrt(2 * math.pi) * widths).clamp(max=1.0)
+        covered = reach**self.box.dimension  # the share of the box that a kernel covers
+        summed = (covered / rates).clamp(1.0, max(1.0, events))
+        self.gain.copy_(1 / summed)
         self.value_weight.fill_(0.3)
 
     def redraw(self, random: torch.Generator) -> None:
@@ -325,20 +323,29 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def encode(self, batch: Batch, before: SpatialDAPPHistory | None = None) -> SpatialDAPPHistory:
         """States after every event of the batch."""
-        shared = self._shared() if before is None else before.shared
-        start = batch.start if before is None else before.start
-        first = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([first, batch.times], 1)
         phi, values = self._driving(places_of(batch), batch.marks, batch.valid)
         if before is None:
+            shared = self._shared()
+            start = batch.start
+            first = batch.start[:, None]
             held = phi.new_zeros(len(phi), values.shape[2], phi.shape[2])
         else:
+            shared = before.shared
+            start = before.start
+            first = before.times[:, -1:]
             held = before.state[:, :, -1]
-        states = sinusoids.fading_states(
-            self.log_decay.exp(), self._lag(times.diff(dim=1)), values, phi, held
+        times = torch.cat([first, batch.times], 1)
+        lags = self._lag(times.diff(dim=1))
+        decay = self.log_decay.exp()
+        states = sinusoids.fading_states(decay, lags, values, phi, held)
+        return SpatialDAPPHistory(
+            times=times,
+            start=start,
+            lengths=batch.lengths,
+            shared=shared,
+            state=states,
+            context=self.known_context(batch, before),
         )
-        context = self.known_context(batch, before)
-        return SpatialDAPPHistory(times, start, batch.lengths, shared, states, context=context)
 
     def extend(
         self,
@@ -353,8 +360,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         where = place_or_nothing(place, happened, self.box.dimension)
         phi, values = self._driving(where[:, None], mark[:, None], happened[:, None])
-        moved = self.move(history, torch.where(happened, time, last_time(history)))
-        return replace(moved, state=moved.state + values[:, 0, :, None, None] * phi[:, None])
+        now = torch.where(happened, time, last_time(history))
+        moved = self.move(history, now)
+        added = values[:, 0, :, None, None] * phi[:, None]
+        return replace(moved, state=moved.state + added)
 
     def move(self, history: SpatialDAPPHistory, time: Float[Tensor, " B"]) -> SpatialDAPPHistory:
         """The last position, its states moved on to ``time`` with no event in between."""
@@ -381,19 +390,22 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         """
         if self.training and self._drawn is not None:
             places = self._drawn
-            weights = torch.full((len(self._drawn),), 1 / len(self._drawn))
+            weights = torch.full((len(places),), 1 / len(places))
         else:
             places, weights = sinusoids.box_rule(self.box.dimension, self.order)
-        phi = sinusoids.features(self.numbers.double(), places).to(self.readout)
+        phi = self._features(places)
         basis = history.shared.weight[..., None] * phi.T
         weights = weights.to(self.readout)
-        index = torch.arange(times.shape[1]).expand(times.shape[:2]) if seen is None else seen
-        of_a_group = len(times) * times.shape[2] * len(phi) * self.marks.count
+        B, G, Q = times.shape
+        of_a_group = B * Q * len(phi) * self.marks.count
         piece = max(1, NUMBERS // max(1, of_a_group))
-        if torch.is_grad_enabled() or times.shape[1] <= piece:
+        if torch.is_grad_enabled() or G <= piece:
             return self._over(history, times, seen, basis, weights)
-        groups = zip(times.split(piece, 1), index.split(piece, 1), strict=True)
-        return torch.cat([self._over(history, t, i, basis, weights) for t, i in groups], 1)
+        index = torch.arange(G).expand(B, G) if seen is None else seen
+        parts = []
+        for some, index_of_some in zip(times.split(piece, 1), index.split(piece, 1), strict=True):
+            parts.append(self._over(history, some, index_of_some, basis, weights))
+        return torch.cat(parts, 1)
 
     def log_intensity_at(
         self,
@@ -403,23 +415,21 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda_m(t, x), per unit of time and volume."""
-        phi = sinusoids.features(self.numbers.double(), self._inside(places)).to(self.readout)
+        phi = self._features(self._inside(places))
         state, lag = self._seen(history, times, seen)
+        shared = history.shared
         if phi.shape[2] == 1:
-            sums = torch.matmul(
-                state * phi[:, None, :, 0], history.shared.weight[..., None]
-            ).permute(0, 2, 3, 1)
+            read = torch.matmul(state * phi[:, None, :, 0], shared.weight[..., None])
         else:
-            sums = (
-                torch.matmul(phi[:, None], (state * history.shared.weight[:, None])[..., None])
-                .squeeze(-1)
-                .permute(0, 2, 3, 1)
-            )
-        sums = sums * self._fade(lag)
-        tilt = None if history.shared.background is None else phi @ history.shared.background.T
+            weighted = state * shared.weight[:, None]
+            read = torch.matmul(phi[:, None], weighted[..., None]).squeeze(-1)
+        sums = read.permute(0, 2, 3, 1) * self._fade(lag)
+        tilt = None
+        if shared.background is not None:
+            tilt = phi @ shared.background.T
         since = times - history.start[:, None, None]
         effects = self._effects_at(history, times)
-        logs = self.rate.log_rate(sums @ self.readout, since, history.shared.curves, tilt, effects)
+        logs = self.rate.log_rate(sums @ self.readout, since, shared.curves, tilt, effects)
         return logs - self.time_scale.log().to(logs) - math.log(self.box.volume)
 
     @torch.no_grad()
@@ -437,39 +447,38 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         of all cells reads them everywhere.
         """
         places, weights = cells.places
-        phi = sinusoids.features(self.numbers.double(), self._inside(places.flatten(0, 1))).to(
-            self.readout
-        )
+        phi = self._features(self._inside(places.flatten(0, 1)))
         state, lag = self._seen(history, times[..., None], seen)
         shared = history.shared
-        read = torch.einsum(
-            "btk,bktf,kf,km->btmf", self._fade(lag[..., 0]), state, shared.weight, self.readout
-        ).flatten(0, 1)
-        log_base, inner = (part.flatten(0, 1) for part in self._baseline(history, times))
-        if shared.background is None:
-            tilt = torch.zeros(1, dtype=phi.dtype)
-        else:
+        fade = self._fade(lag[..., 0])
+        read = torch.einsum("btk,bktf,kf,km->btmf", fade, state, shared.weight, self.readout)
+        read = read.flatten(0, 1)
+        log_base, inner = self._baseline(history, times)
+        log_base = log_base.flatten(0, 1)
+        inner = inner.flatten(0, 1)
+        tilt = torch.zeros(1, dtype=phi.dtype)
+        if shared.background is not None:
             tilt = phi @ shared.background.T
         raised = phi.new_zeros(len(phi), self.marks.count, dtype=torch.float64)
-        for some, within in zip(
-            read.split(max(1, PIECE // raised.numel())),
-            inner.split(max(1, PIECE // raised.numel())),
-            strict=True,
-        ):
+        piece = max(1, PIECE // raised.numel())
+        for some, within in zip(read.split(piece), inner.split(piece), strict=True):
             z = (some @ phi.T + within[..., None]).transpose(1, 2)
             if self.rate.link == "exp":
                 raised += z.exp_().sum(0)
             else:
-                raised += self.rate.log_scale.exp() * nn.functional.softplus(
-                    z - self.rate.log_scale
-                ).sum(0)
+                log_scale = self.rate.log_scale
+                bent = nn.functional.softplus(z - log_scale)
+                raised += log_scale.exp() * bent.sum(0)
         rate = log_base.exp().mean(0) * tilt.exp() + raised / len(read)
-        return torch.einsum("csm,s->cm", rate.unflatten(0, places.shape[:2]).double(), weights) / (
-            self.time_scale * self.box.volume
-        )
+        at_places = rate.unflatten(0, places.shape[:2]).double()
+        in_cells = torch.einsum("csm,s->cm", at_places, weights)
+        return in_cells / (self.time_scale * self.box.volume)
 
     def upper_bound(
-        self, history: SpatialDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: SpatialDAPPHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """An upper bound of the rate in the box on [a, b], all types together: the mean of
         :meth:`envelope`.
@@ -478,7 +487,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     @torch.no_grad()
     def envelope(
-        self, history: SpatialDAPPHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: SpatialDAPPHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, "B C"]:
         """The volume times an upper bound of the rate in each of C equal cells of the box on [a,
         b], all types together.
@@ -492,26 +504,30 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         eps = torch.finfo(self.readout.dtype).eps
         held = self.move(history, a).state[:, :, 0] * shared.weight
         sizes = sinusoids.amplitudes(held).sum(-1)
-        together = sinusoids.amplitudes(torch.einsum("bkf,km->bmf", held, self.readout)).sum(-1)
+        summed = torch.einsum("bkf,km->bmf", held, self.readout)
+        together = sinusoids.amplitudes(summed).sum(-1)
         decayed = self.log_decay.exp() * self._lag(b - a)[:, None]
         lost = -torch.expm1(-decayed) * sizes
         readout = self.readout.abs()
         apart = sizes @ readout
         z = torch.minimum(together + lost @ readout, apart)
         z = z + 64 * eps * apart
-        low, high = ((x - history.start).to(z) for x in (a, b))
+        low = (a - history.start).to(z)
+        high = (b - history.start).to(z)
         nothing = torch.full_like(z[0], -torch.inf)
         effects = None
         if self.effects is not None:
             bound = self.effects.upper_bound(a, b, history.context, z.dtype)
             effects = parted(bound.to(z), self.marks.count)
         raised = self.rate.log_bound(z, low, high, shared.curves, nothing, effects).double()
+        raised = raised + 16 * eps * (1 + raised.abs())
         highest = self.rate.baseline.upper_bound(low, high, shared.curves, low.dtype)
         base = added(highest, effects).log_base.double()
-        raised, base = (x + 16 * eps * (1 + x.abs()) for x in (raised, base))
+        base = base + 16 * eps * (1 + base.abs())
         allowed = (1 + 16 * eps) / self.time_scale
         tops = shared.top_rates.expand(self.marks.count, -1)
-        return torch.addmm(allowed * raised.exp().sum(1, keepdim=True), allowed * base.exp(), tops)
+        excited = raised.exp().sum(1, keepdim=True)
+        return torch.addmm(allowed * excited, allowed * base.exp(), tops)
 
     def knots(self, history: SpatialDAPPHistory) -> Float[Tensor, "B J"] | None:
         """Times at which a spline's third derivative jumps: integrals are cut there."""
@@ -519,24 +535,35 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
 
     def shortest_time(self, history: SpatialDAPPHistory) -> Float[Tensor, " B"]:
         """One over the fastest decay of a head."""
-        return torch.full_like(history.start, float(self.time_scale / self.log_decay.exp().max()))
+        fastest = self.log_decay.exp().max()
+        return torch.full_like(history.start, float(self.time_scale / fastest))
 
     def kernel(
-        self, lags: Float[Tensor, " L"], distances: Float[Tensor, " R"], axis: int = 0
+        self,
+        lags: Float[Tensor, " L"],
+        distances: Float[Tensor, " R"],
+        axis: int = 0,
     ) -> Float[Tensor, "K L R"]:
         """kappa_k at time lags and distances along one axis, in the user's units."""
-        off = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)
-        off[:, axis] = distances / (self.box.high[axis] - self.box.low[axis])
-        cosine = sinusoids.features(self.numbers.double(), off)[:, : len(self.numbers)].to(
-            self.readout
-        )
-        space = self._weight()[:, : len(self.numbers)] @ cosine.T
-        return self._fade(self._lag(lags.double())).T[..., None] * space[:, None]
+        offset = torch.zeros(len(distances), self.box.dimension, dtype=torch.float64)
+        width = self.box.high[axis] - self.box.low[axis]
+        offset[:, axis] = distances / width
+        F = len(self.numbers)
+        cosine = self._features(offset)[:, :F]
+        space = self._weight()[:, :F] @ cosine.T
+        fade = self._fade(self._lag(lags.double()))
+        return fade.T[..., None] * space[:, None]
+
+    def _features(self, shares: Float[Tensor, "*S k"]) -> Float[Tensor, "*S F"]:
+        """phi at places that are shares of the box."""
+        return sinusoids.features(self.numbers.double(), shares).to(self.readout)
 
     # ------------------------------------------------------------------ parts
 
     def _baseline(
-        self, history: SpatialDAPPHistory, times: Float[Tensor, "B ..."]
+        self,
+        history: SpatialDAPPHistory,
+        times: Float[Tensor, "B ..."],
     ) -> tuple[Float[Tensor, "B ... M"], Float[Tensor, "B ... M"]]:
         """log mu, and what is added inside the link."""
         since = times - history.start.reshape(-1, *[1] * (times.ndim - 1))
@@ -550,7 +577,9 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         return 2 * self.marks.count
 
     def _effects_at(
-        self, history: SpatialDAPPHistory, times: Float[Tensor, "B ..."]
+        self,
+        history: SpatialDAPPHistory,
+        times: Float[Tensor, "B ..."],
     ) -> BaselineValues | None:
         """The effects of calendar and covariates on both parts of the baseline; None without."""
         if self.effects is None:
@@ -564,8 +593,14 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             # Steps of one size on every coefficient would make a rough field; the constant term
             # belongs to mu.
             damp = 1 / (1 + self.numbers.norm(dim=1)).to(self.readout)
-            field = torch.cat([torch.zeros_like(damp[:1]), damp[1:]]).repeat(2) * self.background
-        return Shared(self._weight(), self.rate.baseline.curves(), field, self.numbers)
+            without_constant = torch.cat([torch.zeros_like(damp[:1]), damp[1:]])
+            field = without_constant.repeat(2) * self.background
+        return Shared(
+            weight=self._weight(),
+            curves=self.rate.baseline.curves(),
+            background=field,
+            numbers=self.numbers,
+        )
 
     def _weight(self) -> Float[Tensor, "K F"]:
         """w_kj, once for the cosine and once for the sine of each frequency; a pair of opposites
@@ -573,40 +608,47 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         """
         numbers = self.numbers.to(self.readout)
         omega = numbers * (2 * math.pi / sinusoids.PERIOD)
-        gaussian = -(self.log_width.exp()[:, None] * omega).square().sum(-1) / 2
-        shape = self.generator(
-            (numbers / self.options["frequencies"]).expand(len(self.log_decay), -1, -1)
-        )[..., 0]
-        pairs = torch.where(torch.arange(len(numbers)) > 0, math.log(2.0), 0.0).to(numbers)
+        width = self.log_width.exp()[:, None]
+        gaussian = -(width * omega).square().sum(-1) / 2
+        scaled = numbers / self.options["frequencies"]
+        shape = self.generator(scaled.expand(len(self.log_decay), -1, -1))[..., 0]
+        is_pair = torch.arange(len(numbers)) > 0
+        pairs = torch.where(is_pair, math.log(2.0), 0.0).to(numbers)
         return torch.softmax(gaussian + shape + pairs, -1).repeat(1, 2)
 
     def _driving(
-        self, places: Float[Tensor, "B N k"], marks: Int[Tensor, "B N"], valid: Bool[Tensor, "B N"]
+        self,
+        places: Float[Tensor, "B N k"],
+        marks: Int[Tensor, "B N"],
+        valid: Bool[Tensor, "B N"],
     ) -> tuple[Float[Tensor, "B N F"], Float[Tensor, "B N K"]]:
         """Features and values of events, whose product each adds to the states; values are 0 where
         it is padding.
         """
-        phi = sinusoids.features(
-            self.numbers.double(), self._inside(torch.where(valid[..., None], places, 0.0))
-        ).to(self.readout)
-        values = (self.gain[:, None] * self.value_weight).T[marks]
+        where = torch.where(valid[..., None], places, 0.0)
+        phi = self._features(self._inside(where))
+        table = self.gain[:, None] * self.value_weight
+        values = table.T[marks]
         return phi, torch.where(valid[..., None], values, 0.0)
 
     def _inside(self, places: Float[Tensor, "*S k"]) -> Float[Tensor, "*S k"]:
         """Places as shares of the box."""
-        low, high = (
-            torch.tensor(edge, dtype=torch.float64) for edge in (self.box.low, self.box.high)
-        )
+        low = torch.tensor(self.box.low, dtype=torch.float64)
+        high = torch.tensor(self.box.high, dtype=torch.float64)
         return (places - low) / (high - low)
 
     def _lag(self, times: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
         return (times / self.time_scale).to(self.readout)
 
     def _fade(self, lag: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
-        return torch.exp((-self.log_decay.exp() * lag[..., None]).clamp(min=FADED))
+        exponent = -self.log_decay.exp() * lag[..., None]
+        return torch.exp(exponent.clamp(min=FADED))
 
     def _seen(
-        self, history: SpatialDAPPHistory, times: Tensor, seen: Tensor | None
+        self,
+        history: SpatialDAPPHistory,
+        times: Tensor,
+        seen: Tensor | None,
     ) -> tuple[Float[Tensor, "B K G F"], Float[Tensor, "B G Q"]]:
         """The state that each group sees, and the time since."""
         anchor = history.times
@@ -615,10 +657,10 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
             anchor = anchor[:, : times.shape[1]]
             state = state[:, :, : times.shape[1]]
         elif not state.shape[2] == seen.shape[1] == 1:
+            _, K, _, F = state.shape
+            index = seen[:, None, :, None].expand(-1, K, -1, F)
             anchor = anchor.gather(1, seen)
-            state = state.gather(
-                2, seen[:, None, :, None].expand(-1, state.shape[1], -1, state.shape[3])
-            )
+            state = state.gather(2, index)
         return state, self._lag(times - anchor[..., None])
 
     def _over(
@@ -635,23 +677,21 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
         from logarithms.
         """
         state, lag = self._seen(history, times, seen)
-        (B, K, G, _), S = state.shape, len(weights)
-        spread = (
-            torch.bmm(state.transpose(0, 1).flatten(1, 2), basis)
-            .reshape(K, B, G, S)
-            .permute(1, 2, 0, 3)
-        )
-        read = (
-            (self._fade(lag)[..., None] * self.readout).transpose(3, 4).flatten(2, 3)
-        )  # (B, G, Q M, K)
+        B, K, G, _ = state.shape
+        S = len(weights)
+        of_heads = torch.bmm(state.transpose(0, 1).flatten(1, 2), basis)
+        spread = of_heads.reshape(K, B, G, S).permute(1, 2, 0, 3)
+        faded = self._fade(lag)[..., None] * self.readout
+        read = faded.transpose(3, 4).flatten(2, 3)  # (B, G, Q M, K)
         z = torch.matmul(read, spread).unflatten(2, (lag.shape[2], -1))  # (B, G, Q, M, S)
         log_base, inner = self._baseline(history, times)
         tilt = history.shared.tilt(self.order)
         if self.rate.link == "exp":
-            logs = torch.logaddexp(
-                log_base + tilt.log(), torch.logsumexp(z + inner[..., None] + weights.log(), -1)
-            )
+            excited = torch.logsumexp(z + inner[..., None] + weights.log(), -1)
+            logs = torch.logaddexp(log_base + tilt.log(), excited)
         else:
-            raised = nn.functional.softplus(z + (inner - self.rate.log_scale)[..., None]) @ weights
-            logs = torch.log(log_base.exp() * tilt + self.rate.log_scale.exp() * raised)
+            log_scale = self.rate.log_scale
+            bent = nn.functional.softplus(z + (inner - log_scale)[..., None])
+            raised = bent @ weights
+            logs = torch.log(log_base.exp() * tilt + log_scale.exp() * raised)
         return logs - self.time_scale.log().to(logs)

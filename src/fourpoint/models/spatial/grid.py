@@ -34,55 +34,61 @@ class SpatialGrid(nn.Module):
         super().__init__()
         if cells < 1:
             raise UserError(
-                "at least one cell on every axis", f"cells={cells}", "Pass cells=16, say."
+                "at least one cell on every axis",
+                f"cells={cells}",
+                "Pass cells=16, say.",
             )
-        self.box, self.cells = box, cells
+        self.box = box
+        self.cells = cells
         count = cells**box.dimension
-        self.log_share = nn.Parameter(
-            torch.full((types, count), -math.log(count), dtype=torch.float64),
-            requires_grad=cells > 1,
-        )
+        uniform = torch.full((types, count), -math.log(count), dtype=torch.float64)
+        self.log_share = nn.Parameter(uniform, requires_grad=cells > 1)
 
     def log_density(self, places: Float[Tensor, "*S k"]) -> Float[Tensor, "*S M"]:
         """log f_m at ``places``, in the box's own units."""
         return self.log_densities(self.log_share, places)
 
     def log_densities(
-        self, log_share: Float[Tensor, "M C"], places: Float[Tensor, "*S k"]
+        self,
+        log_share: Float[Tensor, "M C"],
+        places: Float[Tensor, "*S k"],
     ) -> Float[Tensor, "*S M"]:
         """The same with other shares, which need not sum to 1 yet."""
         volume = math.log(self.box.volume / log_share.shape[1])
-        return torch.log_softmax(log_share, 1).T[self.cell(places)] - volume
+        log_shares = torch.log_softmax(log_share, 1).T
+        return log_shares[self.cell(places)] - volume
 
     @torch.no_grad()
     def in_cells(self, cells: Cells) -> Float[Tensor, "C M"]:
         """The mean density of each type in the cells of a map, per unit of what it shows."""
         overlaps = []
         for axis, edges in zip(cells.shown, cells.edges, strict=True):
-            own = torch.linspace(
-                self.box.low[axis], self.box.high[axis], self.cells + 1, dtype=torch.float64
-            )
+            low = self.box.low[axis]
+            high = self.box.high[axis]
+            own = torch.linspace(low, high, self.cells + 1, dtype=torch.float64)
             theirs = torch.from_numpy(edges)
             left = torch.maximum(own[:-1, None], theirs[None, :-1])
             right = torch.minimum(own[1:, None], theirs[None, 1:])
             common = (right - left).clamp(min=0)
             overlaps.append(common / own.diff()[:, None] / theirs.diff())
-        shares = torch.softmax(self.log_share, 1).unflatten(1, (self.cells,) * self.box.dimension)
-        return cells.shares(shares, overlaps)
+        shares = torch.softmax(self.log_share, 1)
+        shape = (self.cells,) * self.box.dimension
+        return cells.shares(shares.unflatten(1, shape), overlaps)
 
     @torch.no_grad()
     def draw(self, mark: Int[Tensor, " B"], random: torch.Generator) -> Float[Tensor, "B k"]:
         """A place of each type: a cell by its share, and anywhere in it."""
         share = torch.softmax(self.log_share, 1).cumsum(1)[mark]
-        coin = torch.rand(len(mark), 1, generator=random, dtype=torch.float64) * share[:, -1:]
-        cell = torch.searchsorted(share, coin, right=True)[:, 0].clamp(max=share.shape[1] - 1)
-        inside = torch.rand(len(mark), self.box.dimension, generator=random, dtype=torch.float64)
+        B, C = share.shape
+        coin = torch.rand(B, 1, generator=random, dtype=torch.float64)
+        cell = torch.searchsorted(share, coin * share[:, -1:], right=True)[:, 0]
+        cell = cell.clamp(max=C - 1)
+        inside = torch.rand(B, self.box.dimension, generator=random, dtype=torch.float64)
         for axis in reversed(range(self.box.dimension)):
             low = self.box.low[axis]
             high = self.box.high[axis]
-            inside[:, axis] = (
-                low + (high - low) * (cell % self.cells + inside[:, axis]) / self.cells
-            )
+            along = cell % self.cells + inside[:, axis]
+            inside[:, axis] = low + (high - low) * along / self.cells
             cell = cell // self.cells
         return inside
 
@@ -92,12 +98,8 @@ class SpatialGrid(nn.Module):
         """
         index = torch.zeros(places.shape[:-1], dtype=torch.int64, device=places.device)
         for axis, (low, high) in enumerate(zip(self.box.low, self.box.high, strict=True)):
-            along = (
-                ((places[..., axis] - low) / (high - low) * self.cells)
-                .floor()
-                .long()
-                .clamp(0, self.cells - 1)
-            )
+            place = (places[..., axis] - low) / (high - low) * self.cells
+            along = place.floor().long().clamp(0, self.cells - 1)
             index = index * self.cells + along
         return index
 
@@ -111,10 +113,8 @@ class SpatialGrid(nn.Module):
         scored = data.scored
         cell = self.cell(torch.from_numpy(data.places[scored])).numpy()
         types, count = self.log_share.shape
-        table = (
-            np.bincount(data.mark_ids[scored] * count + cell, minlength=types * count).reshape(
-                types, count
-            )
-            + 1 / count
-        )
-        self.log_share.copy_(torch.from_numpy(table / table.sum(1, keepdims=True)).log())
+        flat = data.mark_ids[scored] * count + cell
+        events = np.bincount(flat, minlength=types * count)
+        table = events.reshape(types, count) + 1 / count
+        shares = table / table.sum(1, keepdims=True)
+        self.log_share.copy_(torch.from_numpy(shares).log())

@@ -108,10 +108,14 @@ class Clusters(NamedTuple):
     @staticmethod
     def joined(parts: list[Clusters]) -> Clusters:
         """All of them, with features if all parts have some."""
-        columns = zip(*(part[:4] for part in parts), strict=True)
+        row = torch.cat([part.row for part in parts])
+        time = torch.cat([part.time for part in parts])
+        mark = torch.cat([part.mark for part in parts])
+        place = torch.cat([part.place for part in parts])
         features = [part.features for part in parts if part.features is not None]
-        every = torch.cat(features) if features and len(features) == len(parts) else None
-        row, time, mark, place = (torch.cat(column) for column in columns)
+        every = None
+        if features and len(features) == len(parts):
+            every = torch.cat(features)
         return Clusters(row, time, mark, place, every)
 
 
@@ -174,12 +178,13 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
                 "Raise them above 0.",
             )
         M = self.marks.count
-        width = torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double()
         remedy = (
             "Merge rare types, or use --model spatial-dapp, which has no parameter for every pair."
         )
         require_memory(
-            3 * 8 * M * M, f"a Hawkes process with {M:,} x {M:,} branching ratios", remedy
+            3 * 8 * M * M,
+            f"a Hawkes process with {M:,} x {M:,} branching ratios",
+            remedy,
         )
         self.grid = SpatialGrid(M, self.box, cells)
         self.baseline = Baseline(M, base="constant", inside=False, dtype=torch.float64)
@@ -188,9 +193,13 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             torch.full((M, M), math.log(branching / M), dtype=torch.float64)
         )
         self.log_decay = nn.Parameter(torch.tensor(math.log(decay), dtype=torch.float64))
-        self.log_spread = nn.Parameter((spread * width).log())
+        self.log_spread = nn.Parameter((spread * _widths(self.box)).log())
         self._settings = dict(
-            baseline=baseline, branching=branching, decay=decay, spread=spread, cells=cells
+            baseline=baseline,
+            branching=branching,
+            decay=decay,
+            spread=spread,
+            cells=cells,
         )
 
     @property
@@ -214,10 +223,13 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
 
     def shown(self) -> dict[str, Any]:
         """The parameters as they are now; ``spread`` in the units of the box."""
-        s = self._strengths()
-        found = dict(baseline=s.baseline, branching=s.branching, decay=s.decay, spread=s.spread)
-        return {name: value.detach().cpu().numpy() for name, value in found.items()} | {
-            "cells": self.grid.cells
+        s = self._detached()
+        return {
+            "baseline": s.baseline.cpu().numpy(),
+            "branching": s.branching.cpu().numpy(),
+            "decay": s.decay.cpu().numpy(),
+            "spread": s.spread.cpu().numpy(),
+            "cells": self.grid.cells,
         }
 
     @torch.no_grad()
@@ -231,13 +243,14 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             gap = float(gaps.mean())
         else:
             gap = float(data.exposed_times.sum()) / max(data.scored_events, 1)
-        self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
+        rates = mean_rates(data, self.marks)
+        self.log_baseline.copy_((rates / 2).log())
         self.log_branching.fill_(math.log(0.3 / self.marks.count))
         self.log_decay.fill_(-math.log(4 * gap))
-        near = _nearest(data, self.box)
-        if near > 0:
-            width = torch.tensor(self.box.high).double() - torch.tensor(self.box.low).double()
-            self.log_spread.copy_((near * width).log())
+        nearest = _nearest(data, self.box)
+        if nearest > 0:
+            spread = nearest * _widths(self.box)
+            self.log_spread.copy_(spread.log())
         if self.grid.cells > 1:
             self.grid.count(data)
         return []
@@ -249,42 +262,28 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         """
         self.initialise(data)
         batches = [data.batch(rows) for rows in data.batches(SHORT, padded=2**14)]
-        like = [self.log_baseline, self.log_branching, self.log_decay, self.log_spread]
-        free = [*like, self.grid.log_share] if self.grid.cells > 1 else like
         background = None
         if self.effects is not None:
             background = _Background(data, self.effects)
-            free = [*free, self.effects.weight]
-
-        def strengths(point: Tensor) -> Strengths:
-            values = [
-                x.reshape(p.shape)
-                for x, p in zip(point.split([p.numel() for p in free]), free, strict=True)
-            ]
-            weight = None if background is None else values.pop()
-            share = values[4] if len(values) > 4 else self.grid.log_share.detach()
-            baseline, branching, decay, spread = (v.exp() for v in values[:4])
-            return Strengths(baseline, branching, decay, spread, share, weight)
+        free = self._free_parameters()
+        sizes = [parameter.numel() for parameter in free]
 
         def loss(point: Tensor) -> Tensor:
-            s = strengths(point)
-            total = sum(
-                (
-                    checkpoint(self._log_likelihood, batch, s, use_reentrant=False).sum()
-                    for batch in batches
-                ),
-                torch.zeros(()),
-            )
+            s = self._strengths_at(point.split(sizes))
+            total = torch.zeros(())
+            for batch in batches:
+                each = checkpoint(self._log_likelihood, batch, s, use_reentrant=False)
+                total = total + each.sum()
             if background is not None:
                 total = total - background.integral(s) - background.penalised(s)
-            prior = torch.log_softmax(s.log_share, 1).mean(1).sum()
+            log_share = torch.log_softmax(s.log_share, 1)
+            prior = log_share.mean(1).sum()
             return (-total - prior) / max(1, data.scored_events)
 
-        found = minimise(loss, torch.cat([p.detach().flatten() for p in free]), steps=200)
+        start = torch.cat([parameter.detach().flatten() for parameter in free])
+        found = minimise(loss, start, steps=200)
         with torch.no_grad():
-            for value, parameter in zip(
-                found.point.split([p.numel() for p in free]), free, strict=True
-            ):
+            for value, parameter in zip(found.point.split(sizes), free, strict=True):
                 parameter.copy_(value.reshape(parameter.shape))
         said: list[str] = []
         if background is not None and self.effects is not None:
@@ -294,19 +293,47 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             names = tuple(self.marks.names) or ("",)
             self.rate_ratios = rate_ratios(self.effects.spec, weight, covariance, names)
             said = ratio_notes(self.rate_ratios)
+        return self._fit_notes(f"maximum likelihood: {found}", said)
+
+    def _fit_notes(self, convergence: str, said: list[str]) -> list[str]:
+        """The fitted parameters in words, with notes on convergence and on effects."""
         s = self._detached()
         ratio = float(torch.linalg.eigvals(s.branching).abs().max())
-        where = ", ".join(
-            f"{name} {float(x):.4g}" for name, x in zip(self.box.names, s.spread, strict=True)
-        )
+        spreads = []
+        for name, spread in zip(self.box.names, s.spread, strict=True):
+            spreads.append(f"{name} {float(spread):.4g}")
+        baseline = float(s.baseline.sum())
         line = (
-            f"baseline {float(s.baseline.sum()):.4g} per unit of time, branching ratio "
-            f"{ratio:.3g}, decay {float(s.decay):.4g}"
+            f"baseline {baseline:.4g} per unit of time, branching ratio {ratio:.3g}, "
+            f"decay {float(s.decay):.4g}, spread {', '.join(spreads)}"
         )
-        notes = [f"{line}, spread {where}", f"maximum likelihood: {found}", *said]
+        notes = [line, convergence, *said]
         if ratio >= 1:
-            return [*notes, f"the branching ratio {ratio:.3f} is 1 or more: forecasts explode"]
+            notes.append(f"the branching ratio {ratio:.3f} is 1 or more: forecasts explode")
         return notes
+
+    def _free_parameters(self) -> list[Tensor]:
+        """The parameters that :meth:`maximum_likelihood` estimates."""
+        free = [self.log_baseline, self.log_branching, self.log_decay, self.log_spread]
+        if self.grid.cells > 1:
+            free.append(self.grid.log_share)
+        if self.effects is not None:
+            free.append(self.effects.weight)
+        return free
+
+    def _strengths_at(self, point: tuple[Tensor, ...]) -> Strengths:
+        """The strengths at values of the free parameters, each flattened."""
+        values = []
+        for value, parameter in zip(point, self._free_parameters(), strict=True):
+            values.append(value.reshape(parameter.shape))
+        weight = None
+        if self.effects is not None:
+            weight = values.pop()
+        log_share = self.grid.log_share.detach()
+        if self.grid.cells > 1:
+            log_share = values.pop()
+        baseline, branching, decay, spread = (value.exp() for value in values)
+        return Strengths(baseline, branching, decay, spread, log_share, weight)
 
     def _covariance(self, batches: list[Batch], background: _Background) -> Float[ndarray, "M P P"]:
         """The covariance of the level and the weights of every type, from the outer products of the
@@ -314,75 +341,96 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         are few.
         """
         s = self._detached()
-        logs, share, rows, marks = self._shares(batches, s)
-        names = ("branching", "decay", "spread")
-        sizes = [getattr(s, name).numel() for name in names]
-        others = np.zeros((len(logs), sum(sizes) if sum(sizes) <= MOST_OTHERS else 0))
-        for column in range(others.shape[1]):
-            ends = []
-            for side in (DIFFERENCE, -DIFFERENCE):
-                moved = {name: getattr(s, name).clone() for name in names}
-                place = column
-                for name, size in zip(names, sizes, strict=True):
-                    if 0 <= place < size:
-                        moved[name].view(-1)[place] *= math.exp(side)
-                    place -= size
-                ends.append(self._shares(batches, replace(s, **moved))[0])
-            others[:, column] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
+        at_events = self._at_scored_events(batches, s)
+        others = self._other_derivatives(batches, s, len(at_events.log_rate))
         inverses, crosses = [], []
         rest = others.T @ others + 1e-9 * np.eye(others.shape[1])
         for m in range(self.marks.count):
-            own = marks == m
-            gradient = share[own, None] * rows[own]
+            own = at_events.mark == m
+            share = at_events.background_share[own, None]
+            gradient = share * at_events.design[own]
             level = np.zeros_like(background.penalty)
             level[0, 0] = 1e-9  # a type without background
-            inverse = np.linalg.inv(gradient.T @ gradient + background.penalty + level)
+            information = gradient.T @ gradient + background.penalty + level
+            inverse = np.linalg.inv(information)
             cross = inverse @ (gradient.T @ others[own])
             rest = rest - (others[own].T @ gradient) @ cross
             inverses.append(inverse)
             crosses.append(cross)
         remaining = np.linalg.pinv(rest)
-        return np.stack(
-            [
-                inverse + cross @ remaining @ cross.T
-                for inverse, cross in zip(inverses, crosses, strict=True)
-            ]
-        )
+        covariances = []
+        for inverse, cross in zip(inverses, crosses, strict=True):
+            covariances.append(inverse + cross @ remaining @ cross.T)
+        return np.stack(covariances)
+
+    def _other_derivatives(
+        self,
+        batches: list[Batch],
+        s: Strengths,
+        events: int,
+    ) -> Float[ndarray, "N D"]:
+        """Derivatives of log lambda at the events by the logarithms of branching, decay and spread;
+        none (D = 0) where these are more than MOST_OTHERS.
+        """
+        parameters = {"branching": s.branching, "decay": s.decay, "spread": s.spread}
+        count = sum(parameter.numel() for parameter in parameters.values())
+        if count > MOST_OTHERS:
+            return np.zeros((events, 0))
+        columns = []
+        for name, parameter in parameters.items():
+            for index in range(parameter.numel()):
+                ends = []
+                for side in (DIFFERENCE, -DIFFERENCE):
+                    moved = parameter.clone()
+                    moved.view(-1)[index] *= math.exp(side)
+                    there = replace(s, **{name: moved})
+                    ends.append(self._at_scored_events(batches, there).log_rate)
+                columns.append((ends[0] - ends[1]) / (2 * DIFFERENCE))
+        return np.stack(columns, 1)
 
     @torch.no_grad()
-    def _shares(
-        self, batches: list[Batch], s: Strengths
-    ) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """log lambda at every scored event, the share of the background in it, the level and the
-        basis functions there, and the type.
-        """
+    def _at_scored_events(self, batches: list[Batch], s: Strengths) -> _AtEvents:
+        """Rates and basis functions at all scored events."""
         assert self.effects is not None
         logs, shares, rows, marks = [], [], [], []
         for batch in batches:
             history = self._encode(batch, s)
+            B, N = batch.times.shape
             times = batch.times[..., None]
             places = history.places[:, :, None]
-            position = torch.arange(batch.times.shape[1]).expand(len(batch.times), -1)
+            position = torch.arange(N).expand(B, -1)
             own = batch.marks[..., None]
             total = self._local(history, times, places, position, s)[:, :, 0]
             total = total.gather(2, own)[..., 0]
             alone = self._log_background(times, places, history.context, s)[:, :, 0]
             alone = alone.gather(2, own)[..., 0]
+            share = (alone - total).exp()
             basis = self.effects.basis(batch.times, batch.context)
+            level = torch.ones_like(basis[..., :1])
+            design = torch.cat([level, basis], -1)
             scored = batch.scored
             logs.append(total[scored])
-            shares.append((alone - total)[scored].exp())
-            rows.append(torch.cat([torch.ones_like(basis[..., :1]), basis], -1)[scored])
+            shares.append(share[scored])
+            rows.append(design[scored])
             marks.append(batch.marks[scored])
-        found = (torch.cat(part).numpy() for part in (logs, shares, rows, marks))
-        one, two, three, four = found
-        return one, two, three, four
+        return _AtEvents(
+            log_rate=torch.cat(logs).numpy(),
+            background_share=torch.cat(shares).numpy(),
+            design=torch.cat(rows).numpy(),
+            mark=torch.cat(marks).numpy(),
+        )
 
     def training_log_likelihood(
-        self, batch: Batch, nodes: int, random: torch.Generator, convention: str
+        self,
+        batch: Batch,
+        nodes: int,
+        random: torch.Generator,
+        convention: str,
     ) -> Float[Tensor, " B"] | None:
         """The exact log-likelihood; None with effects of calendar and covariates."""
-        return None if self.effects is not None else self.exact_log_likelihood(batch, convention)
+        if self.effects is not None:
+            return None
+        return self.exact_log_likelihood(batch, convention)
 
     def exact_log_likelihood(self, batch: Batch, convention: str = "window") -> Float[Tensor, " B"]:
         """The closed form, with gradient, for a model without effects of calendar and covariates;
@@ -393,7 +441,9 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     # ------------------------------------------------------------------ the verbs
 
     def encode(
-        self, batch: Batch, before: SpatialHawkesHistory | None = None
+        self,
+        batch: Batch,
+        before: SpatialHawkesHistory | None = None,
     ) -> SpatialHawkesHistory:
         """Excitation at every position, and the events."""
         if before is not None:
@@ -419,36 +469,29 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         row = torch.arange(len(time))
         s = self._strengths()
         h = history
-        n = int((h.lengths + happened).max())
-        if n > h.when.shape[1]:
-            h = replace(
-                h,
-                times=torch.cat([h.times, h.times[:, -1:]], 1),
-                excitation=torch.cat([h.excitation, h.excitation[:, -1:]], 1),
-                when=_wider(h.when),
-                marks=_wider(h.marks),
-                places=_wider(h.places),
-            )
+        needed = int((h.lengths + happened).max())
+        if needed > h.when.shape[1]:
+            h = _with_one_slot_more(h)
         slot = torch.where(happened, h.lengths, 0)
-        at = torch.where(happened, time, h.times[row, h.lengths])
-        fresh = s.decay.new_zeros(len(time), self.marks.count).scatter(
-            1, mark[:, None], self._mass(where, s)[:, None]
-        )
-        new = (
-            torch.exp(-s.decay * (at - h.times[row, h.lengths]))[:, None]
-            * h.excitation[row, h.lengths]
-            + fresh
-        )
-        here = (torch.arange(h.when.shape[1]) == slot[:, None]) & happened[:, None]
-        after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
+        last = h.times[row, h.lengths]
+        now = torch.where(happened, time, last)
+        nothing = s.decay.new_zeros(len(time), self.marks.count)
+        mass = self._mass(where, s)
+        added = nothing.scatter(1, mark[:, None], mass[:, None])
+        faded = torch.exp(-s.decay * (now - last))
+        excitation = faded[:, None] * h.excitation[row, h.lengths] + added
+        events = torch.arange(h.when.shape[1])
+        here = (events == slot[:, None]) & happened[:, None]
+        positions = torch.arange(h.times.shape[1])
+        after = (positions > h.lengths[:, None]) & happened[:, None]
         return SpatialHawkesHistory(
-            torch.where(after, at[:, None], h.times),
-            h.start,
-            h.lengths + happened,
-            torch.where(after[..., None], new[:, None], h.excitation),
-            torch.where(here, at[:, None], h.when),
-            torch.where(here, mark[:, None], h.marks),
-            torch.where(here[..., None], where[:, None], h.places),
+            times=torch.where(after, now[:, None], h.times),
+            start=h.start,
+            lengths=h.lengths + happened,
+            excitation=torch.where(after[..., None], excitation[:, None], h.excitation),
+            when=torch.where(here, now[:, None], h.when),
+            marks=torch.where(here, mark[:, None], h.marks),
+            places=torch.where(here[..., None], where[:, None], h.places),
             context=h.context,
         )
 
@@ -487,19 +530,24 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return torch.full_like(history.start, 1 / float(self.log_decay.exp()))
 
     def upper_bound(
-        self, history: SpatialHawkesHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
+        self,
+        history: SpatialHawkesHistory,
+        a: Float[Tensor, " B"],
+        b: Float[Tensor, " B"],
     ) -> Float[Tensor, " B"]:
         """The largest rate in the box on [a, b] seen from the last position: what events trigger
         fades, so that it is the rate at a, but for effects of the calendar on the background.
         """
         s = self._strengths()
-        at, seen = a[:, None, None], history.lengths[:, None]
-        triggered = self._faded(history, at, seen, s)[:, 0, 0]
-        background = s.baseline.log()
+        now = a[:, None, None]
+        seen = history.lengths[:, None]
+        triggered = self._faded(history, now, seen, s)[:, 0, 0]
+        log_background = s.baseline.log()
         if self.effects is not None:
             bound = self.effects.upper_bound(a, b, history.context, s.baseline.dtype)
-            background = background + bound
-        return (background.exp() + triggered).sum(-1) * (1 + 1e-12)
+            log_background = log_background + bound
+        total = (log_background.exp() + triggered).sum(-1)
+        return total * (1 + 1e-12)
 
     @torch.no_grad()
     def draw_places(
@@ -516,30 +564,28 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         h = history
         seen = torch.arange(h.when.shape[1]) < h.lengths[:, None]
         age = torch.where(seen, time[:, None] - h.when, 0.0)
-        pull = (
-            s.branching[mark[:, None], h.marks]
-            * s.decay
-            * torch.exp(-s.decay * age)
-            * self._mass(h.places, s)
-        )
-        base = self._log_base(time[:, None], h.context, s)[:, 0].gather(1, mark[:, None]).exp()
-        shares = torch.cat([base, torch.where(seen, pull, 0.0)], 1).cumsum(1)
-        coin = torch.rand(len(mark), 1, generator=random, dtype=torch.float64) * shares[:, -1:]
-        parent = (
-            torch.searchsorted(shares, coin, right=True)[:, 0].clamp(max=shares.shape[1] - 1) - 1
-        )
+        branching = s.branching[mark[:, None], h.marks]
+        decayed = torch.exp(-s.decay * age)
+        pull = branching * s.decay * decayed * self._mass(h.places, s)
+        log_base = self._log_base(time[:, None], h.context, s)[:, 0]
+        base = log_base.gather(1, mark[:, None]).exp()
+        causes = torch.cat([base, torch.where(seen, pull, 0.0)], 1)
+        shares = causes.cumsum(1)
+        coin = torch.rand(len(mark), 1, generator=random, dtype=torch.float64)
+        cause = torch.searchsorted(shares, coin * shares[:, -1:], right=True)[:, 0]
+        parent = cause.clamp(max=shares.shape[1] - 1) - 1
         if h.places.shape[1]:
-            centre = h.places[torch.arange(len(mark)), parent.clamp(min=0)]
+            row = torch.arange(len(mark))
+            centre = h.places[row, parent.clamp(min=0)]
         else:
             centre = self.grid.draw(mark, random)
-        low, high = (centre.new_tensor(edge) for edge in (self.box.low, self.box.high))
-        below, above = (torch.special.ndtr((edge - centre) / s.spread) for edge in (low, high))
-        level = below + (above - below) * torch.rand(
-            centre.shape, generator=random, dtype=torch.float64
-        )
-        near = torch.minimum(
-            torch.maximum(centre + s.spread * torch.special.ndtri(level), low), high
-        )  # the last bit may be outside
+        low, high = self._box_ends(centre)
+        below = torch.special.ndtr((low - centre) / s.spread)
+        above = torch.special.ndtr((high - centre) / s.spread)
+        uniform = torch.rand(centre.shape, generator=random, dtype=torch.float64)
+        level = below + (above - below) * uniform
+        near = centre + s.spread * torch.special.ndtri(level)
+        near = torch.minimum(torch.maximum(near, low), high)  # the last bit may be outside
         return torch.where((parent >= 0)[:, None], near, self.grid.draw(mark, random))
 
     @torch.no_grad()
@@ -560,19 +606,27 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         law is exactly the one that thinning draws from.
         """
         s = self._strengths()
-        rows = torch.arange(len(start))
+        paths = len(start)
+        rows = torch.arange(paths)
         known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
-        owner = rows[:, None].expand_as(known)[known]
-        parents = Clusters(owner, history.when[known], history.marks[known], history.places[known])
+        parents = Clusters(
+            row=rows[:, None].expand_as(known)[known],
+            time=history.when[known],
+            mark=history.marks[known],
+            place=history.places[known],
+        )
         immigrants = self._immigrants(history, start, stop, s, random)
-        newest = Clusters.joined([immigrants, self._offspring(parents, start, stop, s, random)])
+        offspring = self._offspring(parents, start, stop, s, random)
+        newest = Clusters.joined([immigrants, offspring])
         found = [newest]
-        count = torch.bincount(newest.row, minlength=len(start))
+        count = torch.bincount(newest.row, minlength=paths)
         while len(newest.row) and int(count.max()) <= limit:
             newest = self._offspring(newest, start, stop, s, random)
-            count = count + torch.bincount(newest.row, minlength=len(start))
+            count = count + torch.bincount(newest.row, minlength=paths)
             found.append(newest)
-        return Clusters.joined(found) if int(count.max()) <= limit else None
+        if int(count.max()) > limit:
+            return None
+        return Clusters.joined(found)
 
     def _immigrants(
         self,
@@ -583,49 +637,70 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         random: torch.Generator,
     ) -> Clusters:
         """Events of the background: those of its upper bound, thinned."""
-        bound = s.baseline.log().expand(len(start), -1)
+        log_bound = s.baseline.log().expand(len(start), -1)
         if self.effects is not None:
-            bound = bound + self.effects.upper_bound(start, stop, history.context, bound.dtype)
-        total = bound.exp().sum(1)
-        own = torch.poisson(total * (stop - start), generator=random).long()
-        rows = torch.arange(len(start)).repeat_interleave(own)
-        times = start[rows] + (stop - start)[rows] * _uniform(len(rows), random)
+            context = history.context
+            bound = self.effects.upper_bound(start, stop, context, log_bound.dtype)
+            log_bound = log_bound + bound
+        total = log_bound.exp().sum(1)
+        duration = stop - start
+        counts = torch.poisson(total * duration, generator=random).long()
+        rows = torch.arange(len(start)).repeat_interleave(counts)
+        times = start[rows] + duration[rows] * _uniform(len(rows), random)
         rates = s.baseline.expand(len(rows), -1)
         if self.effects is not None:
-            first = torch.cumsum(own, 0) - own
+            first = torch.cumsum(counts, 0) - counts
             column = torch.arange(len(rows)) - first[rows]
-            padded = start[:, None].repeat(1, max(1, int(own.max())))
+            most = max(1, int(counts.max()))
+            padded = start[:, None].repeat(1, most)
             padded[rows, column] = times
-            rates = self._log_base(padded, history.context, s)[rows, column].exp()
+            log_rates = self._log_base(padded, history.context, s)
+            rates = log_rates[rows, column].exp()
             kept = _uniform(len(rows), random) * total[rows] < rates.sum(1)
-            rows, times, rates = rows[kept], times[kept], rates[kept]
+            rows = rows[kept]
+            times = times[kept]
+            rates = rates[kept]
         marks = draw_marks(rates, random)
-        return Clusters(rows, times, marks, self.grid.draw(marks, random))
+        places = self.grid.draw(marks, random)
+        return Clusters(rows, times, marks, places)
 
     def _offspring(
-        self, parents: Clusters, start: Tensor, stop: Tensor, s: Strengths, random: torch.Generator
+        self,
+        parents: Clusters,
+        start: Tensor,
+        stop: Tensor,
+        s: Strengths,
+        random: torch.Generator,
     ) -> Clusters:
         """The direct offspring of ``parents`` inside the box and the window of their row."""
         begin = torch.maximum(parents.time, start[parents.row])
         waited = begin - parents.time
         ahead = stop[parents.row] - begin
-        reached = torch.exp(-s.decay * waited) * -torch.expm1(-s.decay * ahead)
-        each = s.branching.sum(0)[parents.mark] * reached
-        index = torch.arange(len(begin)).repeat_interleave(
-            torch.poisson(each, generator=random).long()
-        )
-        marks = draw_marks(s.branching.T[parents.mark[index]], random)
-        share = -torch.expm1(-s.decay * ahead[index]) * _uniform(len(index), random)
-        times = begin[index] - torch.log1p(-share) / s.decay
-        away = torch.randn(len(index), self.box.dimension, dtype=torch.float64, generator=random)
-        places = parents.place[index] + s.spread * away
-        low, high = (places.new_tensor(edge) for edge in (self.box.low, self.box.high))
-        inside = ((places >= low) & (places <= high)).all(1) & (times < stop[parents.row[index]])
-        return Clusters(parents.row[index][inside], times[inside], marks[inside], places[inside])
+        in_window = torch.exp(-s.decay * waited) * -torch.expm1(-s.decay * ahead)
+        branching = s.branching.sum(0)[parents.mark]
+        counts = torch.poisson(branching * in_window, generator=random).long()
+        parent = torch.arange(len(begin)).repeat_interleave(counts)
+        row = parents.row[parent]
+        marks = draw_marks(s.branching.T[parents.mark[parent]], random)
+        truncation = -torch.expm1(-s.decay * ahead[parent])
+        level = truncation * _uniform(len(parent), random)
+        times = begin[parent] - torch.log1p(-level) / s.decay
+        shape = (len(parent), self.box.dimension)
+        offset = torch.randn(shape, dtype=torch.float64, generator=random)
+        places = parents.place[parent] + s.spread * offset
+        low, high = self._box_ends(places)
+        inside = ((places >= low) & (places <= high)).all(1)
+        inside = inside & (times < stop[row])
+        return Clusters(row[inside], times[inside], marks[inside], places[inside])
 
     @torch.no_grad()
     def expected_in_cells(
-        self, history: SpatialHawkesHistory, paths: Dataset | None, a: float, b: float, cells: Cells
+        self,
+        history: SpatialHawkesHistory,
+        paths: Dataset | None,
+        a: float,
+        b: float,
+        cells: Cells,
     ) -> Float[Tensor, "C M"]:
         """The mean rate of every type in the cells of a map over [a, b], given the events of
         ``history`` (one row) and, on average over ``paths``, those that follow; at the time a
@@ -635,32 +710,41 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         """
         s = self._strengths()
         n = int(history.lengths[0])
-        pulled = self._pulled(
-            history.when[0, :n], history.marks[0, :n], history.places[0, :n], a, b, cells, s
-        )
+        when = history.when[0, :n]
+        marks = history.marks[0, :n]
+        places = history.places[0, :n]
+        pulled = self._pulled(when, marks, places, a, b, cells, s)
         if paths is not None and paths.places is not None and len(paths):
-            arrays = (paths.times, paths.mark_ids, paths.places)
-            times, marks, places = (torch.from_numpy(np.array(x)) for x in arrays)
-            pulled = pulled + self._pulled(times, marks, places, a, b, cells, s) / len(paths)
+            when = torch.from_numpy(np.array(paths.times))
+            marks = torch.from_numpy(np.array(paths.mark_ids))
+            places = torch.from_numpy(np.array(paths.places))
+            ahead = self._pulled(when, marks, places, a, b, cells, s)
+            pulled = pulled + ahead / len(paths)
         base = s.baseline * self._mean_factor(history, a, b)
         return base * self.grid.in_cells(cells) + pulled @ s.branching.T
 
     def _mean_factor(
-        self, history: SpatialHawkesHistory, a: float, b: float
+        self,
+        history: SpatialHawkesHistory,
+        a: float,
+        b: float,
     ) -> Float[Tensor, " M"] | float:
         """The mean over [a, b] of what calendar and covariates multiply the background by."""
         if self.effects is None:
             return 1.0
-        low, high = (torch.tensor([x], dtype=torch.float64) for x in (a, b))
+        context = history.context
+        low = torch.tensor([a], dtype=torch.float64)
         if b <= a:
-            return self.effects.values(low[:, None], history.context)[0, 0].exp()
-        cuts = self.effects.cuts(low, high, history.context).clamp(a, b)
-        edges = torch.cat([low[:, None], cuts, high[:, None]], 1).sort(1).values
+            return self.effects.values(low[:, None], context)[0, 0].exp()
+        high = torch.tensor([b], dtype=torch.float64)
+        cuts = self.effects.cuts(low, high, context).clamp(a, b)
+        edges = torch.cat([low[:, None], cuts, high[:, None]], 1)
+        edges = edges.sort(1).values
         x, weights = gauss_legendre(NODES)
         width = edges.diff(dim=1)
         nodes = edges[:, :-1, None] + width[..., None] * x
-        values = self.effects.values(nodes, history.context)[0].exp()
-        return torch.einsum("hqm,q,h->m", values, weights, width[0]) / (b - a)
+        factors = self.effects.values(nodes, context)[0].exp()
+        return torch.einsum("hqm,q,h->m", factors, weights, width[0]) / (b - a)
 
     def _pulled(
         self,
@@ -676,42 +760,45 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         type.
         """
         begin = when.clamp(min=a)
+        decayed = torch.exp(-s.decay * (begin - when))
         if b > a:
-            over_time = (
-                torch.exp(-s.decay * (begin - when))
-                * -torch.expm1(-s.decay * (b - begin))
-                / (b - a)
-            )
+            in_window = -torch.expm1(-s.decay * (b - begin))
+            over_time = decayed * in_window / (b - a)
         else:
-            over_time = s.decay * torch.exp(-s.decay * (begin - when))
+            over_time = s.decay * decayed
         total = when.new_zeros(len(cells), self.marks.count)
         for mark in range(self.marks.count):
-            for some in torch.nonzero(marks == mark)[:, 0].split(EVENTS):
+            own = torch.nonzero(marks == mark)[:, 0]
+            for some in own.split(EVENTS):
                 weight = over_time[some]
-                sides = []
+                near = places[some]
                 for axis in cells.hidden:
-                    edges = torch.tensor(
-                        [self.box.low[axis], self.box.high[axis]], dtype=torch.float64
-                    )
-                    weight = weight * _normal_in(places[some, axis], s.spread[axis], edges)[:, 0]
-                for axis, ends in zip(cells.shown, cells.edges, strict=True):
-                    edges = torch.from_numpy(ends)
-                    sides.append(
-                        _normal_in(places[some, axis], s.spread[axis], edges) / edges.diff()
-                    )
+                    ends = [self.box.low[axis], self.box.high[axis]]
+                    edges = torch.tensor(ends, dtype=torch.float64)
+                    weight = weight * _normal_in(near[:, axis], s.spread[axis], edges)[:, 0]
+                sides = []
+                for axis, shown in zip(cells.shown, cells.edges, strict=True):
+                    edges = torch.from_numpy(shown)
+                    inside = _normal_in(near[:, axis], s.spread[axis], edges)
+                    sides.append(inside / edges.diff())
                 first = weight[:, None] * sides[0]
-                total[:, mark] += (
-                    first.sum(0) if len(sides) == 1 else (first.T @ sides[1]).flatten()
-                )
+                if len(sides) == 1:
+                    total[:, mark] += first.sum(0)
+                else:
+                    total[:, mark] += (first.T @ sides[1]).flatten()
         return total
 
     # ------------------------------------------------------------------ formulas, for any strengths
 
     def _strengths(self) -> Strengths:
-        logs = (self.log_baseline, self.log_branching, self.log_decay, self.log_spread)
-        baseline, branching, decay, spread = (x.exp() for x in logs)
-        weight = None if self.effects is None else self.effects.weight
-        return Strengths(baseline, branching, decay, spread, self.grid.log_share, weight)
+        return Strengths(
+            baseline=self.log_baseline.exp(),
+            branching=self.log_branching.exp(),
+            decay=self.log_decay.exp(),
+            spread=self.log_spread.exp(),
+            log_share=self.grid.log_share,
+            weight=None if self.effects is None else self.effects.weight,
+        )
 
     def _detached(self) -> Strengths:
         with torch.no_grad():
@@ -720,15 +807,18 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return replace(s, log_share=s.log_share.detach(), weight=weight)
 
     def _log_likelihood(
-        self, batch: Batch, s: Strengths, convention: str = "window"
+        self,
+        batch: Batch,
+        s: Strengths,
+        convention: str = "window",
     ) -> Float[Tensor, " B"]:
         """With effects of calendar and covariates: without the integral of the background."""
         history = self._encode(batch, s)
         B, N = batch.times.shape
         position = torch.arange(N + 1).expand(B, N + 1)
-        logs = self._local(
-            history, batch.times[..., None], history.places[:, :, None], position[:, :-1], s
-        )[:, :, 0]
+        times = batch.times[..., None]
+        places = history.places[:, :, None]
+        logs = self._local(history, times, places, position[:, :-1], s)[:, :, 0]
         own = logs.gather(2, batch.marks[..., None])[..., 0]
         left = batch.edges[:, :-1]
         right = batch.edges[:, 1:]
@@ -747,39 +837,46 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
             scored = scored & (position[:, :-1] > 0)
             kept = (seen > 0) & (seen < batch.lengths[:, None])
         events = torch.where(scored, own + log_exposure(batch), 0.0)
-        return events.sum(1) - torch.where(kept, integral, 0.0).sum(1)
+        integral = torch.where(kept, integral, 0.0)
+        return events.sum(1) - integral.sum(1)
 
     def _encode(self, batch: Batch, s: Strengths) -> SpatialHawkesHistory:
         places = places_of(batch)
-        own = (
-            nn.functional.one_hot(batch.marks, self.marks.count).to(s.decay)
-            * self._mass(places, s)[..., None]
-        )
-        driven = torch.where(batch.valid[..., None], own, 0.0)[:, :, None, None]
+        one_hot = nn.functional.one_hot(batch.marks, self.marks.count).to(s.decay)
+        jump = one_hot * self._mass(places, s)[..., None]
+        driven = torch.where(batch.valid[..., None], jump, 0.0)[:, :, None, None]
         times = torch.cat([batch.start[:, None], batch.times], 1)
         rate = torch.complex(-s.decay, torch.zeros_like(s.decay)).reshape(1, 1)
-        rest = scan(rate, times.diff(dim=1), driven.to(rate.dtype)).real[:, :, 0, 0]
-        excitation = torch.cat([rest.new_zeros(len(rest), 1, rest.shape[2]), rest], 1)
+        states = scan(rate, times.diff(dim=1), driven.to(rate.dtype))
+        after = states.real[:, :, 0, 0]
+        before = after.new_zeros(len(after), 1, after.shape[2])
         return SpatialHawkesHistory(
-            times,
-            batch.start,
-            batch.lengths,
-            excitation,
-            batch.times,
-            batch.marks,
-            places,
+            times=times,
+            start=batch.start,
+            lengths=batch.lengths,
+            excitation=torch.cat([before, after], 1),
+            when=batch.times,
+            marks=batch.marks,
+            places=places,
             context=self.known_context(batch),
         )
 
     def _mass(self, places: Float[Tensor, "*S k"], s: Strengths) -> Float[Tensor, "*S"]:
         """The share of an event's offspring that fall inside the box."""
-        low, high = (places.new_tensor(edge) for edge in (self.box.low, self.box.high))
-        ends = (torch.special.ndtr((edge - places) / s.spread) for edge in (high, low))
-        upper, lower = ends
+        low, high = self._box_ends(places)
+        upper = torch.special.ndtr((high - places) / s.spread)
+        lower = torch.special.ndtr((low - places) / s.spread)
         return (upper - lower).prod(-1)
 
+    def _box_ends(self, like: Tensor) -> tuple[Float[Tensor, " k"], Float[Tensor, " k"]]:
+        """The lower and the upper end of every axis of the box."""
+        return like.new_tensor(self.box.low), like.new_tensor(self.box.high)
+
     def _log_base(
-        self, times: Float[Tensor, "B ..."], context: BatchContext | None, s: Strengths
+        self,
+        times: Float[Tensor, "B ..."],
+        context: BatchContext | None,
+        s: Strengths,
     ) -> Float[Tensor, "B ... M"]:
         """log of the background's rate of every type in the whole box."""
         flat = s.baseline.log().expand(*times.shape, -1)
@@ -788,36 +885,61 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return flat + self.effects.values(times, context, weight=s.weight)
 
     def _log_background(
-        self, times: Tensor, places: Tensor, context: BatchContext | None, s: Strengths
+        self,
+        times: Tensor,
+        places: Tensor,
+        context: BatchContext | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G Q M"]:
         """log of the background at places, per unit of time and volume."""
         return self._log_base(times, context, s) + self.grid.log_densities(s.log_share, places)
 
     def _ground(
-        self, h: SpatialHawkesHistory, times: Tensor, seen: Tensor | None, s: Strengths
+        self,
+        h: SpatialHawkesHistory,
+        times: Tensor,
+        seen: Tensor | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G Q M"]:
         return self._log_base(times, h.context, s).exp() + self._faded(h, times, seen, s)
 
     def _faded(
-        self, h: SpatialHawkesHistory, times: Tensor, seen: Tensor | None, s: Strengths
+        self,
+        h: SpatialHawkesHistory,
+        times: Tensor,
+        seen: Tensor | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G Q M"]:
         """What past events add to the rate in the whole box."""
         anchor, excitation = _at(h, seen)
         jump = s.decay * excitation @ s.branching.T
-        faded = torch.exp(-s.decay * (times - anchor[..., None]))
-        return faded[..., None] * jump[:, :, None]
+        elapsed = times - anchor[..., None]
+        decayed = torch.exp(-s.decay * elapsed)
+        return decayed[..., None] * jump[:, :, None]
 
     def _integral(
-        self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
+        self,
+        h: SpatialHawkesHistory,
+        a: Tensor,
+        b: Tensor,
+        seen: Tensor | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G M"]:
         return (b - a)[..., None] * s.baseline + self._triggered(h, a, b, seen, s)
 
     def _triggered(
-        self, h: SpatialHawkesHistory, a: Tensor, b: Tensor, seen: Tensor | None, s: Strengths
+        self,
+        h: SpatialHawkesHistory,
+        a: Tensor,
+        b: Tensor,
+        seen: Tensor | None,
+        s: Strengths,
     ) -> Float[Tensor, "B G M"]:
         """The integral of what past events add."""
         anchor, excitation = _at(h, seen)
-        mass = torch.exp(-s.decay * (a - anchor)) * -torch.expm1(-s.decay * (b - a))
+        decayed = torch.exp(-s.decay * (a - anchor))
+        in_window = -torch.expm1(-s.decay * (b - a))
+        mass = decayed * in_window
         return mass[..., None] * (excitation @ s.branching.T)
 
     def _local(
@@ -846,15 +968,29 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         background: Tensor,
         s: Strengths,
     ) -> Tensor:
-        seen = (torch.arange(h.when.shape[1]) < index[..., None])[:, :, None]
+        events = torch.arange(h.when.shape[1])
+        seen = (events < index[..., None])[:, :, None]
         age = torch.where(seen, times[..., None] - h.when[:, None, None], 0.0)
-        distance = (places[..., None, :] - h.places[:, None, None]) / s.spread
-        off = distance.square().sum(-1)
-        peak = s.decay / (s.spread * math.sqrt(2 * math.pi)).prod()
-        each = torch.where(seen, peak * torch.exp(-s.decay * age - off / 2), 0.0)
-        return torch.log(
-            background.exp() + torch.einsum("bgqn,bnm->bgqm", each, s.branching.T[h.marks])
-        )
+        offset = places[..., None, :] - h.places[:, None, None]
+        distance = offset / s.spread
+        squared = distance.square().sum(-1)
+        volume = (s.spread * math.sqrt(2 * math.pi)).prod()
+        peak = s.decay / volume
+        kernel = peak * torch.exp(-s.decay * age - squared / 2)
+        kernel = torch.where(seen, kernel, 0.0)
+        triggered = torch.einsum("bgqn,bnm->bgqm", kernel, s.branching.T[h.marks])
+        return torch.log(background.exp() + triggered)
+
+
+class _AtEvents(NamedTuple):
+    """What standard errors need to know of every scored event: log lambda, the share of the
+    background in lambda, the level (1) and the basis functions, and the type.
+    """
+
+    log_rate: Float[ndarray, " N"]
+    background_share: Float[ndarray, " N"]
+    design: Float[ndarray, "N P"]
+    mark: Int[ndarray, " N"]
 
 
 class _Background:
@@ -886,29 +1022,55 @@ class _Background:
     @torch.no_grad()
     def centre(self, level: Tensor, weight: Tensor) -> None:
         """Let ``level`` be the logarithm of the mean rates."""
-        moved = centred(
-            self.spec, self.design, level.detach().numpy().copy(), weight.detach().numpy().copy()
-        )
-        level.copy_(torch.from_numpy(moved[0]))
-        weight.copy_(torch.from_numpy(moved[1]))
+        levels = level.detach().numpy().copy()
+        weights = weight.detach().numpy().copy()
+        levels, weights = centred(self.spec, self.design, levels, weights)
+        level.copy_(torch.from_numpy(levels))
+        weight.copy_(torch.from_numpy(weights))
+
+
+def _widths(box: Box) -> Float[Tensor, " k"]:
+    """The length of every axis of the box."""
+    high = torch.tensor(box.high).double()
+    low = torch.tensor(box.low).double()
+    return high - low
 
 
 def _nearest(data: Dataset, box: Box) -> float:
     """The median distance, as a share of the box, from an event to the nearest of those just before
     it; 0 where there are too few.
     """
-    found = []
+    low = np.array(box.low)
+    width = np.subtract(box.high, box.low)
+    nearest = []
     for sequence in data[:LOOKED]:
-        if sequence.places is not None and len(sequence) > 1:
-            u = (sequence.places[:LOOKED] - np.array(box.low)) / np.subtract(box.high, box.low)
-            apart = np.abs(u[:, None] - u[None]).max(-1)
-            earlier = np.where(np.tri(len(u), k=-1, dtype=bool), apart, np.inf)[1:]
-            found.append(earlier.min(1))
-    return float(np.median(np.concatenate(found))) if found else 0.0
+        if sequence.places is None or len(sequence) < 2:
+            continue
+        shares = (sequence.places[:LOOKED] - low) / width
+        apart = np.abs(shares[:, None] - shares[None]).max(-1)
+        is_earlier = np.tri(len(shares), k=-1, dtype=bool)
+        earlier = np.where(is_earlier, apart, np.inf)[1:]
+        nearest.append(earlier.min(1))
+    if not nearest:
+        return 0.0
+    return float(np.median(np.concatenate(nearest)))
+
+
+def _with_one_slot_more(h: SpatialHawkesHistory) -> SpatialHawkesHistory:
+    """The same history with room for one event more."""
+    return replace(
+        h,
+        times=torch.cat([h.times, h.times[:, -1:]], 1),
+        excitation=torch.cat([h.excitation, h.excitation[:, -1:]], 1),
+        when=_wider(h.when),
+        marks=_wider(h.marks),
+        places=_wider(h.places),
+    )
 
 
 def _at(
-    h: SpatialHawkesHistory, seen: Int[Tensor, "B G"] | None
+    h: SpatialHawkesHistory,
+    seen: Int[Tensor, "B G"] | None,
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
     if seen is None:
         return h.times, h.excitation
@@ -917,7 +1079,9 @@ def _at(
 
 
 def _normal_in(
-    middle: Float[Tensor, " E"], spread: Float[Tensor, ""], edges: Float[Tensor, " n"]
+    middle: Float[Tensor, " E"],
+    spread: Float[Tensor, ""],
+    edges: Float[Tensor, " n"],
 ) -> Float[Tensor, "E m"]:
     """The probability of every interval between neighbouring ``edges`` under normal laws around
     ``middle``.
