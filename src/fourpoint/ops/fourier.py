@@ -136,12 +136,12 @@ def with_constant(spectrum: Spectrum) -> Spectrum:
     paired.
     """
     zero = torch.zeros_like(spectrum.weight[:, :1])
-    still = torch.zeros_like(spectrum.shift[:, :1])
+    no_shift = torch.zeros_like(spectrum.shift[:, :1])
     decay = spectrum.decay
     return Spectrum(
         frequency=torch.cat([spectrum.frequency, zero], 1),
         decay=None if decay is None else torch.cat([decay, zero], 1),
-        shift=torch.cat([spectrum.shift, still], 1),
+        shift=torch.cat([spectrum.shift, no_shift], 1),
         weight=torch.cat([0.5 * spectrum.weight, zero + 0.5], 1),
         phase=None,
     )
