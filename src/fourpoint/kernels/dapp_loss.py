@@ -117,16 +117,18 @@ def _run(
     sequences, gaps, nodes = data.draws.shape
     groups = -(-sequences // unit)
     totals = np.empty(sequences)
+    modes = len(weights.cycles)
     gradients = Weights(*(np.zeros((groups, *x.shape), dtype=f32) for x in weights))
     into = gradients
     if not by_readout:
-        into = gradients._replace(read=np.empty((groups, 0, 2, len(weights.cycles)), dtype=f32))
+        no_read = np.empty((groups, 0, 2, modes), dtype=f32)
+        cycles, halvings, _, *others = gradients
+        into = Weights(cycles, halvings, no_read, *others)
     count = max(1, min(threads(), groups))
     most_gaps = 1 << (gaps - 1).bit_length()
 
     def some_groups(first: int) -> None:
-        sizes = (most_gaps, nodes, len(weights.cycles), len(weights.bias))
-        workspace = _workspace(*sizes, get_ident())
+        workspace = _workspace(most_gaps, nodes, modes, len(weights.bias), get_ident())
         sweep(first, count, unit, data, weights, shape, workspace, totals, into)
 
     waiting = [

@@ -189,8 +189,9 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
     for x in range(first, groups, step):
         for b in range(x * size, min(B, (x + 1) * size)):
             events = data.lengths[b]
+            marks = data.marks[b]
             begin = max(data.inner, data.history[b])
-            stop = data.lengths[b] + 1 - data.inner
+            stop = events + 1 - data.inner
             place(
                 data.edges[b],
                 data.draws[b],
@@ -201,13 +202,13 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
                 splined,
                 workspace,
             )
-            attend(data.marks[b], events, begin, stop, Q, weights, workspace)
+            attend(marks, events, begin, stop, Q, weights, workspace)
             value = 0.0
             for m in range(len(weights.bias)):
                 value += scored(
                     m,
                     x,
-                    data.marks[b],
+                    marks,
                     events,
                     begin,
                     stop,
@@ -221,7 +222,7 @@ def sweep(first, step, size, data, weights, shape, workspace, values, gradients)
                     data.to_effects[b],
                 )
             values[b] = value
-            back(x, data.marks[b], events, begin, stop, Q, weights, workspace, gradients)
+            back(x, marks, events, begin, stop, Q, weights, workspace, gradients)
 
 
 @no_type_check
@@ -232,22 +233,31 @@ def place(edges, draws, exposure, begin, stop, shape, splined, workspace):
     Q = draws.shape[1]
     cells = workspace.cells
     parts = workspace.parts
+    lags = workspace.lags
+    cost = workspace.cost
     for g in range(1, min(begin, stop)):
-        workspace.lags[g * (Q + 1) + Q] = (edges[g + 1] - edges[g]) / shape.scale
+        end = g * (Q + 1) + Q
+        lags[end] = (edges[g + 1] - edges[g]) / shape.scale
     for g in range(begin, stop):
         width = edges[g + 1] - edges[g]
         since = edges[g] - edges[0]
         for q in range(Q + 1):
             r = g * (Q + 1) + q
-            passed = width * (q + draws[g, q]) / Q if q < Q else width
-            workspace.lags[r] = passed / shape.scale
-            workspace.cost[r] = exposure[g] * width / shape.scale / Q if q < Q else 0.0
+            if q < Q:
+                passed = width * (q + draws[g, q]) / Q
+                cost[r] = exposure[g] * width / shape.scale / Q
+            else:
+                passed = width
+                cost[r] = 0.0
+            lags[r] = passed / shape.scale
             if splined:
-                at = min(max((since + passed) / shape.length, 0.0), 1.0) * shape.intervals
+                share = min(max((since + passed) / shape.length, 0.0), 1.0)
+                at = share * shape.intervals
                 cell = min(int(at), shape.intervals - 1)
                 u = f32(at - cell)
+                rest = ONE - u
                 cells[r] = cell
-                parts[r, 0] = (ONE - u) * (ONE - u) * (ONE - u) * f32(1 / 6)
+                parts[r, 0] = rest * rest * rest * f32(1 / 6)
                 parts[r, 1] = f32(2 / 3) - u * u * (ONE - HALF * u)
                 parts[r, 3] = u * u * u * f32(1 / 6)
                 parts[r, 2] = ONE - parts[r, 0] - parts[r, 1] - parts[r, 3]
@@ -264,7 +274,10 @@ def attend(marks, events, begin, stop, Q, weights, workspace):
     read = weights.read
     drive = weights.drive
     turned = workspace.sums
-    J = len(weights.cycles)
+    lags = workspace.lags
+    cycles = weights.cycles
+    halvings = weights.halvings
+    J = len(cycles)
     for m in range(len(read)):
         for r in range(min(stop, 1) * (Q + 1)):
             z[m, r] = ZERO
@@ -273,24 +286,18 @@ def attend(marks, events, begin, stop, Q, weights, workspace):
     opened = max(1, begin)
     for g in range(1, min(opened, stop)):
         end = g * (Q + 1) + Q
-        sinusoid(end, end + 1, workspace.lags, weights.cycles, weights.halvings, sinusoids)
-    sinusoid(
-        opened * (Q + 1),
-        stop * (Q + 1) - (1 if stop > events else 0),
-        workspace.lags,
-        weights.cycles,
-        weights.halvings,
-        sinusoids,
-    )
-    for j in range(J):
-        states[1, 0, j] = drive[marks[0], 0, j]
-        states[1, 1, j] = drive[marks[0], 1, j]
+        sinusoid(end, end + 1, lags, cycles, halvings, sinusoids)
+    unread = 1 if stop > events else 0
+    sinusoid(opened * (Q + 1), stop * (Q + 1) - unread, lags, cycles, halvings, sinusoids)
+    for k in range(2):
+        for j in range(J):
+            states[1, k, j] = drive[marks[0], k, j]
     for g in range(1, stop - 1):
         move(g, g * (Q + 1) + Q, marks[g], states, sinusoids, drive)
     for m in range(len(read)):
         for g in range(opened, stop):
             first = g * (Q + 1)
-            last = g * (Q + 1) + (Q + 1 if g < events else Q)
+            last = first + (Q + 1 if g < events else Q)
             if read.shape[2] > 0:
                 product(m, g, read, states, turned)
                 read_out(J, m, first, last, sinusoids, turned, 0, z)
@@ -318,40 +325,32 @@ def back(x, marks, events, begin, stop, Q, weights, workspace, gradients):
     to_gamma = gradients.halvings
     to_read = gradients.read
     to_drive = gradients.drive
+    has_read = read.shape[2] > 0
+    parts = 2 if has_read else 1
     J = len(weights.cycles)
     for j in range(J):
         sums[0, 0, j] = ZERO
         sums[0, 1, j] = ZERO
     for g in range(stop - 1, 0, -1):
         first = g * (Q + 1)
-        move_back(J, lags[first + Q] if g + 1 < stop else ZERO, first + Q, sinusoids, sums)
+        end = first + Q
+        last = first + (Q + 1 if g < events else Q)
+        gap = lags[end] if g + 1 < stop else ZERO
+        move_back(J, gap, end, sinusoids, sums)
         if g < begin:  # a history period: no rates were asked for
             pass
-        elif read.shape[2] > 0:
+        elif has_read:
             for m in range(len(read)):
                 clear(J, sums)
-                weigh(
-                    J,
-                    m,
-                    first,
-                    first + (Q + 1 if g < events else Q),
-                    z,
-                    lags,
-                    sinusoids,
-                    sums,
-                    2,
-                    ONE,
-                )
+                weigh(J, m, first, last, z, lags, sinusoids, sums, 2, ONE)
                 read_back(m, read, sums)
                 if to_read.shape[1] > 0:
                     add_read(x, m, g, states, sums, to_read)
         else:
-            weigh(
-                J, 0, first, first + (Q + 1 if g < events else Q), z, lags, sinusoids, sums, 0, -ONE
-            )
+            weigh(J, 0, first, last, z, lags, sinusoids, sums, 0, -ONE)
         add_modes(x, g, states, sums, to_theta, to_gamma)
         kind = marks[g - 1]
-        for k in range(2 if read.shape[2] > 0 else 1):
+        for k in range(parts):
             for j in range(J):
                 to_drive[x, kind, k, j] += sums[0, k, j]
 
@@ -367,14 +366,26 @@ def sinusoid(first, last, lags, cycles, halvings, out):
             u = d * cycles[j]
             u = u - np.rint(u)
             v = u * u
-            s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
-            c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
+            s = S3 + v * S4
+            s = S2 + v * s
+            s = S1 + v * s
+            s = u * (S0 + v * s)
+            c = C3 + v * C4
+            c = C2 + v * c
+            c = C1 + v * c
+            c = C0 + v * c
             h = d * halvings[j]
             h = FAINT if h > FAINT else h  # what is not a number stays so
             n = np.rint(h)
             r = h - n
-            f = ONE + r * (P1 + r * (P2 + r * (P3 + r * (P4 + r * P5))))
-            f *= np.int32((np.int32(127) - np.int32(n)) << np.int32(23)).view(np.float32)
+            f = P4 + r * P5
+            f = P3 + r * f
+            f = P2 + r * f
+            f = P1 + r * f
+            f = ONE + r * f
+            exponent = np.int32(127) - np.int32(n)
+            bits = np.int32(exponent << np.int32(23))  # of 2^-n
+            f *= bits.view(np.float32)
             t = TWO * s * f
             out[row, 0, j] = f - t * s
             out[row, 1, j] = t * c
@@ -385,27 +396,29 @@ def move(g, end, kind, states, sinusoids, drive):
     """The next state, E S + U. Parts one by one here and below: where a loop writes to two of many
     arrays, no vectors are used.
     """
-    for j in range(drive.shape[2]):
-        states[g + 1, 0, j] = (
-            sinusoids[end, 0, j] * states[g, 0, j]
-            - sinusoids[end, 1, j] * states[g, 1, j]
-            + drive[kind, 0, j]
-        )
-    for j in range(drive.shape[2]):
-        states[g + 1, 1, j] = (
-            sinusoids[end, 0, j] * states[g, 1, j]
-            + sinusoids[end, 1, j] * states[g, 0, j]
-            + drive[kind, 1, j]
-        )
+    J = drive.shape[2]
+    for j in range(J):
+        re = sinusoids[end, 0, j] * states[g, 0, j]
+        im = sinusoids[end, 1, j] * states[g, 1, j]
+        states[g + 1, 0, j] = re - im + drive[kind, 0, j]
+    for j in range(J):
+        re = sinusoids[end, 0, j] * states[g, 1, j]
+        im = sinusoids[end, 1, j] * states[g, 0, j]
+        states[g + 1, 1, j] = re + im + drive[kind, 1, j]
 
 
 @no_type_check
 def product(m, g, read, states, turned):
     """R S of all modes."""
-    for j in range(read.shape[2]):
-        turned[0, 0, j] = read[m, 0, j] * states[g, 0, j] - read[m, 1, j] * states[g, 1, j]
-    for j in range(read.shape[2]):
-        turned[0, 1, j] = read[m, 0, j] * states[g, 1, j] + read[m, 1, j] * states[g, 0, j]
+    J = read.shape[2]
+    for j in range(J):
+        re = read[m, 0, j] * states[g, 0, j]
+        im = read[m, 1, j] * states[g, 1, j]
+        turned[0, 0, j] = re - im
+    for j in range(J):
+        re = read[m, 0, j] * states[g, 1, j]
+        im = read[m, 1, j] * states[g, 0, j]
+        turned[0, 1, j] = re + im
 
 
 @no_type_check
@@ -415,7 +428,7 @@ def read_out(J, m, first, last, sinusoids, turned, at, z):
     """
     r = first
     while r + 4 <= last:
-        t0, t1, t2, t3 = ZERO, ZERO, ZERO, ZERO
+        t0 = t1 = t2 = t3 = ZERO
         for j in range(J):
             a = turned[at, 0, j]
             b = turned[at, 1, j]
@@ -423,12 +436,17 @@ def read_out(J, m, first, last, sinusoids, turned, at, z):
             t1 += sinusoids[r + 1, 0, j] * a - sinusoids[r + 1, 1, j] * b
             t2 += sinusoids[r + 2, 0, j] * a - sinusoids[r + 2, 1, j] * b
             t3 += sinusoids[r + 3, 0, j] * a - sinusoids[r + 3, 1, j] * b
-        z[m, r], z[m, r + 1], z[m, r + 2], z[m, r + 3] = t0, t1, t2, t3
+        z[m, r] = t0
+        z[m, r + 1] = t1
+        z[m, r + 2] = t2
+        z[m, r + 3] = t3
         r += 4
     while r < last:
         total = ZERO
         for j in range(J):
-            total += sinusoids[r, 0, j] * turned[at, 0, j] - sinusoids[r, 1, j] * turned[at, 1, j]
+            a = turned[at, 0, j]
+            b = turned[at, 1, j]
+            total += sinusoids[r, 0, j] * a - sinusoids[r, 1, j] * b
         z[m, r] = total
         r += 1
 
@@ -442,8 +460,10 @@ def move_back(J, gap, end, sinusoids, sums):
         for j in range(J):
             x = sums[0, 0, j]
             y = sums[0, 1, j]
-            sums[0, 0, j] = sinusoids[end, 0, j] * x + sinusoids[end, 1, j] * y
-            sums[0, 1, j] = sinusoids[end, 0, j] * y - sinusoids[end, 1, j] * x
+            c = sinusoids[end, 0, j]
+            s = sinusoids[end, 1, j]
+            sums[0, 0, j] = c * x + s * y
+            sums[0, 1, j] = c * y - s * x
     for k in range(2):
         for j in range(J):
             sums[1, k, j] = gap * sums[0, k, j]
@@ -495,26 +515,41 @@ def weigh(J, m, first, last, z, lags, sinusoids, sums, at, sign):
 @no_type_check
 def read_back(m, read, sums):
     """G += conj(R W) and H += conj(R V)."""
+    J = read.shape[2]
     for k in range(2):
-        for j in range(read.shape[2]):
-            sums[k, 0, j] += sums[2 + k, 0, j] * read[m, 0, j] - sums[2 + k, 1, j] * read[m, 1, j]
-        for j in range(read.shape[2]):
-            sums[k, 1, j] -= sums[2 + k, 0, j] * read[m, 1, j] + sums[2 + k, 1, j] * read[m, 0, j]
+        for j in range(J):
+            re = sums[2 + k, 0, j] * read[m, 0, j]
+            im = sums[2 + k, 1, j] * read[m, 1, j]
+            sums[k, 0, j] += re - im
+        for j in range(J):
+            re = sums[2 + k, 0, j] * read[m, 1, j]
+            im = sums[2 + k, 1, j] * read[m, 0, j]
+            sums[k, 1, j] -= re + im
 
 
 @no_type_check
 def add_read(x, m, g, states, sums, to_read):
     """The gradients in R, conj(S W)."""
-    for j in range(to_read.shape[3]):
-        to_read[x, m, 0, j] += sums[2, 0, j] * states[g, 0, j] - sums[2, 1, j] * states[g, 1, j]
-    for j in range(to_read.shape[3]):
-        to_read[x, m, 1, j] -= sums[2, 0, j] * states[g, 1, j] + sums[2, 1, j] * states[g, 0, j]
+    J = to_read.shape[3]
+    for j in range(J):
+        re = sums[2, 0, j] * states[g, 0, j]
+        im = sums[2, 1, j] * states[g, 1, j]
+        to_read[x, m, 0, j] += re - im
+    for j in range(J):
+        re = sums[2, 0, j] * states[g, 1, j]
+        im = sums[2, 1, j] * states[g, 0, j]
+        to_read[x, m, 1, j] -= re + im
 
 
 @no_type_check
 def add_modes(x, g, states, sums, to_theta, to_gamma):
     """The gradients in theta and gamma."""
-    for j in range(to_theta.shape[1]):
-        to_theta[x, j] += states[g, 0, j] * sums[1, 1, j] - states[g, 1, j] * sums[1, 0, j]
-    for j in range(to_theta.shape[1]):
-        to_gamma[x, j] -= states[g, 0, j] * sums[1, 0, j] + states[g, 1, j] * sums[1, 1, j]
+    J = to_theta.shape[1]
+    for j in range(J):
+        re = states[g, 0, j] * sums[1, 1, j]
+        im = states[g, 1, j] * sums[1, 0, j]
+        to_theta[x, j] += re - im
+    for j in range(J):
+        re = states[g, 0, j] * sums[1, 0, j]
+        im = states[g, 1, j] * sums[1, 1, j]
+        to_gamma[x, j] -= re + im

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from fourpoint.kernels import numba_dapp_stream, path_terms
 from fourpoint.kernels.compiling import machine_code
-from fourpoint.kernels.numba_dapp_stream import double_turns
+from fourpoint.kernels.numba_dapp_stream import double_turns, half_power, inverse_power, sine
 from fourpoint.kernels.path_terms import (
     ABOVE_BOUND,
     ALLOWANCE,
@@ -43,6 +43,7 @@ from fourpoint.kernels.path_terms import (
     EXPLOSIVE,
     GOLDEN,
     MANY,
+    Pieces,
     cubic,
     drawn_mark,
     largest_exposure,
@@ -90,6 +91,42 @@ class Link(NamedTuple):
     factor: Floats  # (M,)
 
 
+class Model(NamedTuple):
+    """What rates depend on other than history."""
+
+    grid: Grid
+    kernel: Kernel
+    link: Link
+    pieces: Pieces
+
+
+class Path(NamedTuple):
+    """The first ``length`` events of a path: times since the row's start, and marks."""
+
+    times: Floats
+    marks: Places
+    length: int
+
+
+class Span(NamedTuple):
+    """Where a row begins in time, and which pieces of the baseline and of the exposure it may
+    use.
+    """
+
+    begin: float
+    offset: float  # the same, from the anchor of its pieces on
+    last_piece: int
+    last_step: int
+
+
+class Workspace(NamedTuple):
+    """Arrays that the loops share."""
+
+    most: Floats  # (L, F, M): bounds of z0
+    z: Floats  # (M,)
+    rate: Floats  # (M,)
+
+
 class Loops(NamedTuple):
     """Functions of this file as machine code."""
 
@@ -102,14 +139,17 @@ class Loops(NamedTuple):
 def load() -> Loops:
     """The three as machine code, cached on disk between runs if possible."""
     own = sys.modules[__name__]
-    fast = machine_code((numba_dapp_stream, own), (history,), (double_turns,), fastmath=FASTMATH)
+    turning = (inverse_power, half_power, sine, double_turns)
+    fast = machine_code((numba_dapp_stream, own), (history,), turning, fastmath=FASTMATH)
     random = (mixed, uniform, unit_exponential)
     windows = (largest_exposure, next_width, shorter_window, note_fault)
     shared = (*random, piece_at, cubic, *windows, drawn_mark)
-    polynomials = (cell_at, part_at, add_polynomials, add_largest)
-    helpers = (*shared, *polynomials, linked, rates_at, bound_over)
+    polynomials = (cell_at, part_at, add_polynomials, add_largest, bound_parts)
+    rating = (linked, rates_at, bound_over)
+    drawing = (bounded_window, first_event, keep_event, count_event, draw_path)
     modules = (path_terms, own)
-    exact = machine_code(modules, (draw, rates), (*helpers, bound_parts), fastmath=False)
+    loops = (*shared, *polynomials, *rating, *drawing)
+    exact = machine_code(modules, (draw, rates), loops=loops, fastmath=False)
     return Loops(fast["history"], exact["draw"], exact["rates"])
 
 
@@ -120,31 +160,37 @@ def grid_of(power: NDArray[np.complex128], weight: Floats, horizon: float) -> Gr
     On a cell of width h from d on the error of a mode is at most (h / 2)^TERMS |a|^TERMS
     exp(-gamma d) / (2^DEGREE TERMS!).
     """
+    tiny = np.finfo(float).tiny
     size = np.abs(power)
     speed = max(float(size.max(initial=0.0)), 1 / horizon)
     octaves = 1 + max(0, math.ceil(math.log2(horizon * speed) - 1e-12))
     right = np.minimum(2.0 ** np.arange(octaves) / speed, horizon)
     left = np.concatenate([[0.0], right[:-1]])
-    share = weight / np.maximum(weight.sum(1, keepdims=True), np.finfo(float).tiny)
+    share = weight / np.maximum(weight.sum(1, keepdims=True), tiny)
     faded = np.exp(np.minimum(power.real * left[:, None, None], 0.0))
-    derivative = (share * size**TERMS * faded).sum(2).max(1)
+    derivatives = share * size**TERMS * faded
+    derivative = derivatives.sum(2).max(1)
     allowed = ERROR * 2.0**DEGREE * math.factorial(TERMS)
-    width = 2 * (allowed / np.maximum(derivative, np.finfo(float).tiny)) ** (1 / TERMS)
+    width = 2 * (allowed / np.maximum(derivative, tiny)) ** (1 / TERMS)
     cells = np.maximum(1, np.ceil((right - left) / width)).astype(np.int64)
-    span = np.maximum(right - left, np.finfo(float).tiny)
-    return Grid(speed, left, cells / span, np.concatenate([[0], np.cumsum(cells)]))
+    span = np.maximum(right - left, tiny)
+    first = np.concatenate([[0], np.cumsum(cells)])
+    return Grid(speed, left, cells / span, first)
 
 
 def cell_powers(grid: Grid, power: NDArray[np.complex128]) -> NDArray[np.complex128]:
     """Coefficients of exp(power d) on every cell, (C, TERMS, J), for (J,) ``power``."""
     cells = np.diff(grid.first)
     half = np.repeat(0.5 / grid.per_unit, cells)
-    index = np.arange(grid.first[-1]) - np.repeat(grid.first[:-1], cells)
+    first = np.repeat(grid.first[:-1], cells)
+    index = np.arange(grid.first[-1]) - first
     middle = np.repeat(grid.left, cells) + (2 * index + 1) * half
-    nodes = np.cos((np.arange(TERMS) + 0.5) * math.pi / TERMS)
-    to_powers = np.linalg.inv(nodes[:, None] ** np.arange(TERMS))
+    terms = np.arange(TERMS)
+    nodes = np.cos((terms + 0.5) * math.pi / TERMS)
+    to_powers = np.linalg.inv(nodes[:, None] ** terms)
     lags = middle[:, None] + half[:, None] * nodes  # (C, TERMS)
-    return np.asarray(np.einsum("nq,cqj->cnj", to_powers, np.exp(power * lags[..., None])))
+    values = np.exp(power * lags[..., None])
+    return np.asarray(np.einsum("nq,cqj->cnj", to_powers, values))
 
 
 @cache
@@ -155,10 +201,11 @@ def parts_matrix() -> Floats:
     found = np.zeros((FINE, TERMS, TERMS))
     powers = np.arange(TERMS)
     binomial = np.array([[math.comb(i, k) for k in powers] for i in powers], dtype=float)
-    to_bernstein = np.where(powers <= powers[:, None], binomial / binomial[-1], 0.0)
+    lower = powers <= powers[:, None]
+    to_bernstein = np.where(lower, binomial / binomial[-1], 0.0)
+    width = 2 / FINE
     for part in range(FINE):
         low = 2 * part / FINE - 1
-        width = 2 / FINE
         moved = np.zeros((TERMS, TERMS))  # powers of v in u = low + width v
         for n in range(TERMS):
             for k in range(n + 1):
@@ -181,8 +228,9 @@ def kernel_of(coefficients: Floats) -> Kernel:
     most[:, 0] = bernstein.reshape(N, FINE * C, M)
     for level in range(1, most.shape[1]):
         step = 1 << (level - 1)
-        most[:, level] = most[:, level - 1]
-        most[:, level, :-step] = np.maximum(most[:, level - 1, :-step], most[:, level - 1, step:])
+        below = most[:, level - 1]
+        most[:, level] = below
+        most[:, level, :-step] = np.maximum(below[:, :-step], below[:, step:])
     return Kernel(np.ascontiguousarray(coefficients), most)
 
 
@@ -194,7 +242,7 @@ def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, 
     the modes per unit of ``scale``, (M, 2, J) ``drive`` what an event adds to their states, and
     (C, M, TERMS, 2, J) ``read`` the coefficients of each mode.
     """
-    J = drive.shape[2]
+    cells, M, _, _, J = read.shape
     x = np.empty(J)
     y = np.empty(J)
     re = np.empty(J)
@@ -203,8 +251,9 @@ def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, 
         for j in range(J):
             x[j] = 0.0
             y[j] = 0.0
-        for i in range(offsets[r], offsets[r + 1]):
-            later = times[i + 1] if i + 1 < offsets[r + 1] else start[r]
+        end = offsets[r + 1]
+        for i in range(offsets[r], end):
+            later = times[i + 1] if i + 1 < end else start[r]
             double_turns((later - times[i]) / scale, sinusoids, 0, re, im)
             added = drive[marks[i]]
             for j in range(J):
@@ -212,8 +261,8 @@ def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, 
                 b = y[j] + added[1, j]
                 x[j] = a * re[j] - b * im[j]
                 y[j] = a * im[j] + b * re[j]
-        for c in range(read.shape[0]):
-            for m in range(read.shape[1]):
+        for c in range(cells):
+            for m in range(M):
                 for n in range(TERMS):
                     total = 0.0
                     for j in range(J):
@@ -223,100 +272,203 @@ def history(first, step, times, marks, offsets, start, scale, sinusoids, drive, 
 
 @no_type_check
 def draw(
-    first, step, wanted, past, grid, kernel, link, pieces, exposure, to_parts, counts, kept, fault
-):  # fmt: skip
+    first,
+    step,
+    wanted,
+    past,
+    grid,
+    kernel,
+    link,
+    pieces,
+    exposure,
+    to_parts,
+    counts,
+    kept,
+    fault,
+):
     """Count the events of the paths of rows ``first``, ``first + step``, ... into (R, W, M, paths)
     ``counts``, or keep the first of them if there is room in ``kept`` (:class:`path_terms.Kept`).
 
     (R, C, M, TERMS) ``past`` is z0. What comes back is 0, or 1 with the reason in ``fault``.
     """
     R, C, M, _ = past.shape
-    windows = wanted.edges.shape[1] - 1
+    model = Model(grid, kernel, link, pieces)
     most = np.empty((kernel.most.shape[1], FINE * C, M))
-    z = np.empty(M)
-    rate = np.empty(M)
-    events = np.empty(wanted.limit)
-    kinds = np.empty(wanted.limit, dtype=np.int64)
+    work = Workspace(most, np.empty(M), np.empty(M))
+    times = np.empty(wanted.limit)
+    marks = np.empty(wanted.limit, dtype=np.int64)
     random = np.empty(1, dtype=np.uint64)
     for r in range(first, R, step):
         bound_parts(past[r], to_parts, most)
         begin = wanted.edges[r, 0]
-        horizon = wanted.edges[r, windows] - begin
-        offset = begin - pieces.anchor[r]
-        last_piece = pieces.first[pieces.which[r] + 1]
-        last_step = exposure.first[r + 1]
-        first_piece = piece_at(offset, pieces.first[pieces.which[r]], last_piece, pieces.left)
-        first_step = piece_at(begin, exposure.first[r], last_step, exposure.left)
+        span = Span(
+            begin,
+            begin - pieces.anchor[r],
+            pieces.first[pieces.which[r] + 1],
+            exposure.first[r + 1],
+        )
         for p in range(wanted.paths):
             random[0] = mixed(wanted.keys[r] + GOLDEN * np.uint64(p + 1))
-            now = 0.0
-            width = horizon
-            count = 0
-            window = 0
-            piece = first_piece
-            exposed = first_step
-            while now < horizon:
-                piece = piece_at(offset + now, piece, last_piece, pieces.left)
-                exposed = piece_at(begin + now, exposed, last_step, exposure.left)
-                end = min(now + width, horizon)
-                top = 0.0
-                while True:
-                    top = bound_over(
-                        now, end, count, events, kinds, most, grid, kernel, link, pieces, piece,
-                        last_piece, offset, z,
-                    )  # fmt: skip
-                    top *= largest_exposure(exposure, exposed, last_step, begin + end)
-                    expected = top * (end - now)
-                    if expected <= 2 * MANY:
-                        break
-                    end = shorter_window(now, end, expected)
-                    if end == now:
-                        return note_fault(fault, EXPLOSIVE, r, now, top)
-                at = now
-                seen = 0
-                filled = 0.0
-                total = 0.0
-                hit = False
-                while top > 0.0:
-                    at += unit_exponential(random) / top
-                    if not at < end:
-                        break
-                    total = rates_at(
-                        at, count, events, kinds, past[r], grid, kernel, link, pieces, piece,
-                        last_piece, offset, z, rate,
-                    )  # fmt: skip
-                    factor = exposure.value[piece_at(begin + at, exposed, last_step, exposure.left)]
-                    if not factor * total <= top * (1.0 + ALLOWANCE):
-                        return note_fault(fault, ABOVE_BOUND, r, at, total)
-                    seen += 1
-                    filled += factor * total / top
-                    if uniform(random) * top < factor * total:
-                        hit = True
-                        break
-                if seen > 0:
-                    filled /= seen
-                width = next_width(width, end - now, top, seen, filled)
-                if not hit:
-                    now = end
-                    continue
-                now = at
-                mark = drawn_mark(rate, total, random)
-                if kept.times.shape[2] > 0:
-                    kept.times[r, p, count] = at
-                    kept.marks[r, p, count] = mark
-                    kept.counts[r, p] = count + 1
-                    if count + 1 == kept.times.shape[2]:
-                        break
-                else:
-                    while window + 1 < windows and wanted.edges[r, window + 1] <= begin + at:
-                        window += 1
-                    counts[r, window, mark, p] += 1
-                if count + 1 >= wanted.limit:
-                    return note_fault(fault, CROWDED, r, at, total)
-                events[count] = at
-                kinds[count] = mark
-                count += 1
+            faults = draw_path(
+                r,
+                p,
+                times,
+                marks,
+                wanted,
+                past[r],
+                span,
+                model,
+                exposure,
+                counts,
+                kept,
+                work,
+                random,
+                fault,
+            )
+            if faults > 0:
+                return 1
     return 0
+
+
+@no_type_check
+def draw_path(
+    r,
+    p,
+    times,
+    marks,
+    wanted,
+    past,
+    span,
+    model,
+    exposure,
+    counts,
+    kept,
+    work,
+    random,
+    fault,
+):
+    """One path of row ``r``, as :func:`draw` counts or keeps it; 0, or 1 with the reason in
+    ``fault``.
+    """
+    pieces = model.pieces
+    begin = span.begin
+    horizon = wanted.edges[r, wanted.edges.shape[1] - 1] - begin
+    piece = pieces.first[pieces.which[r]]
+    exposed = exposure.first[r]
+    now = 0.0
+    width = horizon
+    count = 0
+    window = 0
+    while now < horizon:
+        path = Path(times, marks, count)
+        piece = piece_at(span.offset + now, piece, span.last_piece, pieces.left)
+        exposed = piece_at(begin + now, exposed, span.last_step, exposure.left)
+        end = min(now + width, horizon)
+        explodes, end, top = bounded_window(
+            now, end, path, piece, exposed, span, model, exposure, work
+        )
+        if explodes:
+            return note_fault(fault, EXPLOSIVE, r, now, top)
+        hit, at, total, seen, filled = first_event(
+            now, end, top, path, past, piece, exposed, span, model, exposure, work, random
+        )
+        if seen < 0:
+            return note_fault(fault, ABOVE_BOUND, r, at, total)
+        width = next_width(width, end - now, top, seen, filled)
+        if not hit:
+            now = end
+            continue
+        now = at
+        mark = drawn_mark(work.rate, total, random)
+        if kept.times.shape[2] > 0:
+            keep_event(kept, r, p, count, at, mark)
+            if count + 1 == kept.times.shape[2]:
+                break
+        else:
+            window = count_event(counts, wanted, r, p, window, begin + at, mark)
+        if count + 1 >= wanted.limit:
+            return note_fault(fault, CROWDED, r, at, total)
+        times[count] = at
+        marks[count] = mark
+        count += 1
+    return 0
+
+
+@no_type_check
+def bounded_window(now, end, path, piece, exposed, span, model, exposure, work):
+    """The end of a window from ``now`` to at most ``end`` in which few candidates are expected, and
+    a bound of the rate in it, after whether the window would have to be too short.
+    """
+    while True:
+        top = bound_over(now, end, path, piece, span, model, work)
+        top *= largest_exposure(exposure, exposed, span.last_step, span.begin + end)
+        expected = top * (end - now)
+        if expected <= 2 * MANY:
+            return False, end, top
+        end = shorter_window(now, end, expected)
+        if end == now:
+            return True, end, top
+
+
+@no_type_check
+def first_event(
+    now,
+    end,
+    top,
+    path,
+    past,
+    piece,
+    exposed,
+    span,
+    model,
+    exposure,
+    work,
+    random,
+):
+    """The first event between ``now`` and ``end`` by thinning: whether there is one, its time, the
+    sum of the rates there, how many candidates there were, or -1 if a rate is above the bound
+    ``top``, and the mean share of the bound that they filled.
+    """
+    at = now
+    seen = 0
+    filled = 0.0
+    total = 0.0
+    hit = False
+    while top > 0.0:
+        at += unit_exponential(random) / top
+        if not at < end:
+            break
+        total = rates_at(at, path, past, piece, span, model, work)
+        factor = exposure.value[piece_at(span.begin + at, exposed, span.last_step, exposure.left)]
+        if not factor * total <= top * (1.0 + ALLOWANCE):
+            return False, at, total, -1, filled
+        seen += 1
+        filled += factor * total / top
+        if uniform(random) * top < factor * total:
+            hit = True
+            break
+    if seen > 0:
+        filled /= seen
+    return hit, at, total, seen, filled
+
+
+@no_type_check
+def keep_event(kept, r, p, count, at, mark):
+    """Event number ``count`` of a path into ``kept``."""
+    kept.times[r, p, count] = at
+    kept.marks[r, p, count] = mark
+    kept.counts[r, p] = count + 1
+
+
+@no_type_check
+def count_event(counts, wanted, r, p, window, time, mark):
+    """Count an event of a path. Returns its window, which is not before ``window``."""
+    edges = wanted.edges
+    windows = edges.shape[1] - 1
+    while window + 1 < windows and edges[r, window + 1] <= time:
+        window += 1
+    counts[r, window, mark, p] += 1
+    return window
 
 
 @no_type_check
@@ -325,18 +477,16 @@ def rates(row, times, marks, at, start, past, grid, kernel, link, pieces, into):
     before all of them, into (Q, M) ``into``.
     """
     M = into.shape[1]
-    z = np.empty(M)
-    rate = np.empty(M)
-    offset = start - pieces.anchor[row]
-    end = pieces.first[pieces.which[row] + 1]
-    piece = pieces.first[pieces.which[row]]
+    which = pieces.which[row]
+    piece = pieces.first[which]
+    model = Model(grid, kernel, link, pieces)
+    path = Path(times, marks, len(times))
+    span = Span(start, start - pieces.anchor[row], pieces.first[which + 1], 0)
+    work = Workspace(np.empty((0, 0, M)), np.empty(M), np.empty(M))
     for q in range(len(at)):
-        rates_at(
-            at[q], len(times), times, marks, past[row], grid, kernel, link, pieces, piece, end,
-            offset, z, rate,
-        )  # fmt: skip
+        rates_at(at[q], path, past[row], piece, span, model, work)
         for m in range(M):
-            into[q, m] = rate[m]
+            into[q, m] = work.rate[m]
 
 
 @no_type_check
@@ -344,9 +494,11 @@ def cell_at(d, grid):
     """The cell of a lag, and the place in it from 0 to 1."""
     exponent = (np.float64(d * grid.speed).view(np.int64) >> 52) - 1022  # as math.frexp gives it
     octave = min(max(exponent, 0), len(grid.left) - 1)
+    first = grid.first[octave]
+    last = grid.first[octave + 1] - first - 1
     v = (d - grid.left[octave]) * grid.per_unit[octave]
-    cell = min(int(v), grid.first[octave + 1] - grid.first[octave] - 1)
-    return grid.first[octave] + cell, v - cell
+    cell = min(int(v), last)
+    return first + cell, v - cell
 
 
 @no_type_check
@@ -388,43 +540,49 @@ def linked(x, kind, factor):
         return factor * max(x, 0.0)
     if kind == 1:
         return factor * math.exp(x)
-    return factor * (max(x, 0.0) + math.log1p(math.exp(-abs(x))))
+    rest = math.exp(-abs(x))
+    return factor * (max(x, 0.0) + math.log1p(rest))
 
 
 @no_type_check
-def rates_at(
-    at, count, events, kinds, past, grid, kernel, link, pieces, piece, end, offset, z, rate
-):  # fmt: skip
-    """The sum of the rates at a time since the start, and each of them into ``rate``."""
-    cell, v = cell_at(at, grid)
+def rates_at(at, path, past, piece, span, model, work):
+    """The sum of the rates at a time since the start; each of them is in the workspace."""
+    z = work.z
+    link = model.link
+    pieces = model.pieces
+    cell, v = cell_at(at, model.grid)
     for m in range(len(z)):
         z[m] = 0.0
     add_polynomials(past[cell], v, z)
-    for i in range(count):
-        cell, v = cell_at(at - events[i], grid)
-        add_polynomials(kernel.coefficients[kinds[i], cell], v, z)
-    here = piece_at(offset + at, piece, end, pieces.left)
-    u = offset + at - pieces.left[here]
+    for i in range(path.length):
+        cell, v = cell_at(at - path.times[i], model.grid)
+        add_polynomials(model.kernel.coefficients[path.marks[i], cell], v, z)
+    here = piece_at(span.offset + at, piece, span.last_piece, pieces.left)
+    u = span.offset + at - pieces.left[here]
     total = 0.0
     for m in range(len(z)):
-        x = z[m] + cubic(pieces.inside, here, m, u)
-        rate[m] = math.exp(cubic(pieces.outside, here, m, u)) + linked(x, link.kind, link.factor[m])
-        total += rate[m]
+        outside = math.exp(cubic(pieces.outside, here, m, u))
+        inside = z[m] + cubic(pieces.inside, here, m, u)
+        work.rate[m] = outside + linked(inside, link.kind, link.factor[m])
+        total += work.rate[m]
     return total
 
 
 @no_type_check
-def bound_over(
-    now, until, count, events, kinds, most, grid, kernel, link, pieces, piece, end, offset, z
-):  # fmt: skip
+def bound_over(now, until, path, piece, span, model, work):
     """A bound of the sum of the rates from ``now`` to ``until`` while nothing happens."""
+    z = work.z
+    grid = model.grid
+    link = model.link
+    pieces = model.pieces
     for m in range(len(z)):
         z[m] = 0.0
-    add_largest(most, part_at(now, grid), part_at(until, grid), z)
-    for i in range(count):
-        begin = part_at(now - events[i], grid)
-        add_largest(kernel.most[kinds[i]], begin, part_at(until - events[i], grid), z)
-    last = piece_at(offset + until, piece, end, pieces.left)
+    add_largest(work.most, part_at(now, grid), part_at(until, grid), z)
+    for i in range(path.length):
+        begin = part_at(now - path.times[i], grid)
+        end = part_at(until - path.times[i], grid)
+        add_largest(model.kernel.most[path.marks[i]], begin, end, z)
+    last = piece_at(span.offset + until, piece, span.last_piece, pieces.left)
     total = 0.0
     for m in range(len(z)):
         outside = pieces.most_outside[piece, m]

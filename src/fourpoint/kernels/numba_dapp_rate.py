@@ -4,9 +4,10 @@ drift and link as loops over rows.
     value = sum over events of log lambda_m - sum over gaps, nodes and marks of cost lambda_m,
         lambda_m = mu_m + g_m(z_m + b_m + drift_m)
 
-A row is a gap with one of its nodes or its end.
-weights they take, and compiled with it. Plain Python, slow but correct as it stands, in float32.
-They say the same as `models.rate`.
+A row is a gap with one of its nodes or its end. The loops belong to the sweep of
+`kernels.numba_dapp_loss`, whose data, weights and workspace they take, and are compiled with it.
+They are plain Python, slow but correct as they stand, in float32, and say the same as
+`models.rate`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,9 @@ HALF = f32(0.5)
 ONE = f32(1.0)
 ZERO = f32(0.0)
 LEAST, MOST = f32(1e-30), f32(1e30)  # rates between which nothing is lost
-LOG2, HIGHEST, LOWEST = (
-    f32(1.44269504),
-    f32(88.8),
-    f32(-87.0),
-)  # e^x is infinite and about the smallest normal number there
+LOG2 = f32(1.44269504)
+HIGHEST = f32(88.8)  # e^x is infinite there
+LOWEST = f32(-87.0)  # e^x is about the smallest normal number there
 
 
 @no_type_check
@@ -64,11 +63,13 @@ def scored(
     parts = workspace.parts
     log_scale = weights.log_scale[m] if shape.link == 2 else ZERO
     shift = weights.bias[m] - log_scale if shape.link > 0 else ZERO
+    splined_base = base.shape[1] > 1
+    splined_drift = drift.shape[1] > 0
     for r in range(first, last):
-        log_mu[r] = curve(base, m, r, cells, parts) if base.shape[1] > 1 else base[m, 0]
-        inside[r] = (
-            z[r] + shift + (curve(drift, m, r, cells, parts) if drift.shape[1] > 0 else ZERO)
-        )
+        log_mu[r] = curve(base, m, r, cells, parts) if splined_base else base[m, 0]
+        attended = z[r] + shift
+        added = curve(drift, m, r, cells, parts) if splined_drift else ZERO
+        inside[r] = attended + added
     if effects.shape[2] > 0:
         for r in range(first, last):
             log_mu[r] += effects[0, m, r]
@@ -97,13 +98,17 @@ def scored(
     for i in range(begin, events):
         if marks[i] == m:
             r = i * (Q + 1) + Q
-            z[r], mu[r], gradient[r] = inside[r], log_mu[r], workspace.rows[5, r]
+            z[r] = inside[r]
+            mu[r] = log_mu[r]
+            gradient[r] = workspace.rows[5, r]
     if effects.shape[2] > 0:
         for r in range(first, last):
             to_effects[0, m, r] = mu[r]
             if shape.link > 0:
                 to_effects[1, m, r] = z[r]
-    to_bias, to_scale, to_base = ZERO, ZERO, ZERO
+    to_bias = ZERO
+    to_scale = ZERO
+    to_base = ZERO
     for r in range(first, last):
         to_bias += z[r]
         to_base += mu[r]
@@ -112,12 +117,12 @@ def scored(
         gradients.bias[x, m] += to_bias
     if shape.link == 2:
         gradients.log_scale[x, m] += to_scale
-    if base.shape[1] == 1:
-        gradients.base[x, m, 0] += to_base
-    else:
+    if splined_base:
         for r in range(first, last):
             uncurve(x, m, r, mu[r], cells, parts, gradients.base)
-    if drift.shape[1] > 0:
+    else:
+        gradients.base[x, m, 0] += to_base
+    if splined_drift:
         for r in range(first, last):
             uncurve(x, m, r, z[r], cells, parts, gradients.drift)
     return value
@@ -127,8 +132,10 @@ def scored(
 def curve(coefficients, m, r, cells, parts):
     """Spline m at row r."""
     cell = cells[r]
-    near = coefficients[m, cell] * parts[r, 0] + coefficients[m, cell + 1] * parts[r, 1]
-    return near + coefficients[m, cell + 2] * parts[r, 2] + coefficients[m, cell + 3] * parts[r, 3]
+    value = coefficients[m, cell] * parts[r, 0]
+    value = value + coefficients[m, cell + 1] * parts[r, 1]
+    value = value + coefficients[m, cell + 2] * parts[r, 2]
+    return value + coefficients[m, cell + 3] * parts[r, 3]
 
 
 @no_type_check
@@ -140,8 +147,10 @@ def bent(inside, small, gradient, size):
         t = small[r]
         y = inside[r]
         high = y > ZERO
-        small[r] = size * ((y if high else ZERO) + log_one_plus(t))
-        gradient[r] = size * (ONE if high else t) / (ONE + t)
+        positive = y if high else ZERO
+        steep = ONE if high else t
+        small[r] = size * (positive + log_one_plus(t))
+        gradient[r] = size * steep / (ONE + t)
 
 
 @no_type_check
@@ -182,11 +191,9 @@ def at_events(m, marks, events, begin, Q, share, log_scale, link, workspace):
         if LEAST < rate < MOST:
             value += math.log(rate)
             part = share / rate
-            inside[r], log_mu[r], to_scale[r] = (
-                part * gradient[r],
-                part * mu[r],
-                part * (g[r] - gradient[r]),
-            )
+            inside[r] = part * gradient[r]
+            log_mu[r] = part * mu[r]
+            to_scale[r] = part * (g[r] - gradient[r])
         else:
             value += extreme(r, share, log_scale, link, inside, log_mu, to_scale)
     return value
@@ -200,10 +207,13 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
     y = float(inside[r])
     low = float(log_mu[r])
     if link == 0:
-        rate = math.exp(low) + y
-        inside[r], log_mu[r] = share / rate, share * math.exp(low) / rate
+        base = math.exp(low)
+        rate = base + y
+        inside[r] = share / rate
+        log_mu[r] = share * base / rate
         return math.log(rate)
-    steep, log_g = 1.0, y
+    steep = 1.0
+    log_g = y
     if link == 2:
         t = math.exp(-abs(y))
         plus = max(y, 0.0) + math.log1p(t)
@@ -214,11 +224,9 @@ def extreme(r, share, log_scale, link, inside, log_mu, to_scale):
     top = max(low, log_g)
     log_rate = top + math.log1p(math.exp(min(low, log_g) - top))
     part = math.exp(log_g - log_rate)
-    inside[r], log_mu[r], to_scale[r] = (
-        share * part * steep,
-        share * math.exp(low - log_rate),
-        share * part * (1.0 - steep),
-    )
+    inside[r] = share * part * steep
+    log_mu[r] = share * math.exp(low - log_rate)
+    to_scale[r] = share * part * (1.0 - steep)
     return log_rate
 
 
@@ -244,6 +252,6 @@ def exponentials(x):
         p = p * r + f32(4.1665795894e-2)
         p = p * r + f32(1.6666665459e-1)
         p = p * r + f32(5.0000001201e-1)
-        x[i] = (p * r * r + r + ONE) * np.int32((np.int32(k) + np.int32(127)) << np.int32(23)).view(
-            np.float32
-        )
+        exponent = np.int32(k) + np.int32(127)
+        bits = np.int32(exponent << np.int32(23))  # of 2^k
+        x[i] = (p * r * r + r + ONE) * bits.view(np.float32)

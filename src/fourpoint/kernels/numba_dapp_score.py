@@ -57,7 +57,10 @@ from fourpoint.kernels.numba_dapp_stream import (
     Sinusoids,
     double_turns,
     exponential,
+    half_power,
+    inverse_power,
     log_one_plus,
+    sine,
     sinusoids,
 )
 
@@ -80,6 +83,9 @@ LONGER = 4.0  # how much longer a stretch has to become to have coefficients of 
 GAPS, SERIES = 8, 32  # gaps whose series are formed together, at most, and series at most
 MOST_STRETCHES = 2**12  # of a gap
 FINEST = 1e-14  # of what a series may leave out of one mode, in units of the mode
+# columns of ``Workspace.gaps``: what has been integrated, the widest next panel, the baseline's
+# piece, the size of the gap's series, the integral and its error
+PASSED, WIDEST, PIECE, SIZE, INTEGRAL, ERROR = range(6)
 
 
 class Data(NamedTuple):
@@ -149,6 +155,31 @@ class Care(NamedTuple):
     log_unit: float  # log of the model's unit of time
 
 
+class Model(NamedTuple):
+    """All numbers of a model, and how its rate is integrated."""
+
+    modes: Modes
+    expansion: Expansion
+    baseline: Baseline
+    link: Link
+    care: Care
+    rule: Floats  # as from :func:`_rule`
+
+
+class Workspace(NamedTuple):
+    """Arrays that the loops share; G gaps have their series formed together."""
+
+    states: Floats  # (2, J)
+    turn: Floats  # (2, J)
+    folded: Floats  # (G M, 2, J): R S of each gap and mark
+    terms: Floats  # (G M, N): coefficients of the series
+    chosen: Integers  # (G M,): rows of ``folded`` whose series are formed
+    nodes: Floats  # (3, STEPS + 1)
+    z: Floats  # (M, STEPS + 1)
+    total: Floats  # (STEPS + 1,)
+    gaps: Floats  # (G, 6)
+
+
 class Scored(NamedTuple):
     """log lambda of the own mark at every event, per model time; the integral over every gap and
     its error; whether all integrals of a sequence settled.
@@ -163,13 +194,17 @@ class Scored(NamedTuple):
 @cache
 def load() -> Callable[..., Scored]:
     """:func:`scored` with its loops as machine code, cached on disk between runs if possible."""
-    turning = (double_turns, exponential, log_one_plus)
-    reading = (read_state, move, tile, expand, series, cubic, add_curves, log_rate)
+    powers = (inverse_power, half_power, exponential)
+    turning = (*powers, log_one_plus, sine, double_turns)
+    reading = (read_state, move, fold, turn_states, tile, expand, series)
+    rating = (cubic, add_curves, log_rate)
     stepping = (longest_step, panel, stretch, follow, absorb)
+    selecting = (reaches, choose_series, move_all)
     code = machine_code(
         (stream_loops, sys.modules[__name__]),
         (sweep,),
-        loops=(*turning, *reading, *stepping),
+        (workspace,),
+        loops=(*turning, *reading, *rating, *stepping, *selecting),
         fastmath=FASTMATH,
     )
     compiled = code["sweep"]
@@ -201,11 +236,17 @@ def scored(
     """
     B, N = data.marks.shape
     found = Scored(
-        np.zeros((B, N)), np.zeros((B, N + 1)), np.zeros((B, N + 1)), np.ones(B, dtype=np.bool_)
+        logs=np.zeros((B, N)),
+        integral=np.zeros((B, N + 1)),
+        error=np.zeros((B, N + 1)),
+        settled=np.ones(B, dtype=np.bool_),
     )
     count = max(1, min(threads(), B))
     given = (data, modes, expansion, baseline, link, care, _rule(), found)
-    waiting = [_pool(count, os.getpid()).submit(loops, i, count, *given) for i in range(1, count)]
+    waiting = []
+    for i in range(1, count):
+        pool = _pool(count, os.getpid())
+        waiting.append(pool.submit(loops, i, count, *given))
     loops(0, count, *given)
     for one in waiting:
         one.result()
@@ -224,18 +265,22 @@ def modes_of(
     """From (J,) theta and gamma, (M, J) R and what events add, a constant and a trend; fast modes
     first.
     """
-    order = np.argsort(-np.hypot(frequency, decay), kind="stable")
-    frequency, decay = frequency[order], decay[order]
-    read, constant, trend = (x[:, order] for x in (read, constant, trend))
-    since, longest = _longest_steps(np.hypot(frequency, decay), decay)
+    speed = np.hypot(frequency, decay)
+    order = np.argsort(-speed, kind="stable")
+    since, longest = _longest_steps(speed[order], decay[order])
     return Modes(
-        sinusoids(frequency, decay, np.float64),
-        np.ascontiguousarray(np.stack([read.real, -read.imag], 1)),
-        np.ascontiguousarray(np.stack([constant.real, constant.imag], 1)),
-        np.ascontiguousarray(np.stack([trend.real, trend.imag], 1)),
+        sinusoids(frequency[order], decay[order], np.float64),
+        _parts(read[:, order].conj()),
+        _parts(constant[:, order]),
+        _parts(trend[:, order]),
         since,
         longest,
     )
+
+
+def _parts(values: Complexes) -> Floats:
+    """Real and imaginary parts of (M, J) ``values``, (M, 2, J)."""
+    return np.ascontiguousarray(np.stack([values.real, values.imag], 1))
 
 
 def _longest_steps(speed: Floats, decay: Floats) -> tuple[Floats, Floats]:
@@ -246,8 +291,10 @@ def _longest_steps(speed: Floats, decay: Floats) -> tuple[Floats, Floats]:
     gone = GONE / np.maximum(decay[order], 1e-300)  # when a mode has faded
     since = np.concatenate([[0.0], np.maximum.accumulate(gone)])
     slowest = np.concatenate([speed[order], [0.0]])
-    kept = np.append(np.diff(since) > 0, True) & (since < 1e290)
-    return since[kept], STEP / np.maximum(slowest[kept], 1e-300)
+    last_of_equal = np.append(np.diff(since) > 0, True)
+    kept = last_of_equal & (since < 1e290)
+    longest = STEP / np.maximum(slowest[kept], 1e-300)
+    return since[kept], longest
 
 
 def expansion_of(frequency: Floats, decay: Floats, longest: float, eps: float) -> Expansion:
@@ -263,25 +310,18 @@ def expansion_of(frequency: Floats, decay: Floats, longest: float, eps: float) -
 
 @lru_cache(maxsize=4)
 def _expansion(frequencies: bytes, decays: bytes, longest: float, eps: float) -> Expansion:
-    frequency, decay = np.frombuffer(frequencies), np.frombuffer(decays)
+    frequency = np.frombuffer(frequencies)
+    decay = np.frombuffer(decays)
     speed = np.hypot(frequency, decay)
     order = np.argsort(-speed, kind="stable")
     speed = np.maximum(speed[order], 1e-9)
     power = (-decay + 1j * frequency)[order]
     allowed = max(eps / 16, FINEST)
-    faded = np.maximum.accumulate(-math.log(allowed) / np.maximum(decay[order], 1e-300))
-    widths = np.array(TURNS) / speed[0]
-    terms = speed * widths[:, None] / 2 + 8
-    turns = TURNS[int((terms.sum(1) / -np.expm1(-widths)).argmin())]
-    begin, width, fastest = [0.0], [turns / speed[0]], [0]
-    for j in range(1, len(speed)):
-        if faded[j - 1] < longest and turns / speed[j] >= LONGER * width[-1]:
-            begin, width, fastest = (
-                [*begin, float(faded[j - 1])],
-                [*width, turns / speed[j]],
-                [*fastest, j],
-            )
-    tables, stops = [], []
+    lifetime = -math.log(allowed) / np.maximum(decay[order], 1e-300)
+    faded = np.maximum.accumulate(lifetime)
+    begin, width, fastest = _stretches(speed, faded, longest)
+    tables = []
+    stops = []
     lost = 0.0
     for j, wide in zip(fastest, width, strict=True):
         table, stop, left_out = _series(power, j, wide, allowed)
@@ -289,21 +329,47 @@ def _expansion(frequencies: bytes, decays: bytes, longest: float, eps: float) ->
         stops.append(stop)
         lost = max(lost, left_out)
     if faded[-1] < longest:
-        begin, width, fastest = [*begin, float(faded[-1])], [*width, math.inf], [*fastest, 0]
+        begin.append(float(faded[-1]))
+        width.append(math.inf)
+        fastest.append(0)
         tables.append(tables[0][:0])
         stops.append(stops[0][:0])
-    lags = np.minimum(width, 1e300)
-    turn = np.exp(np.real(power) * lags[:, None] + 1j * np.imag(power) * lags[:, None])
+    lags = np.minimum(width, 1e300)[:, None]
+    turn = np.exp(np.real(power) * lags + 1j * np.imag(power) * lags)
+    sizes = [len(table) for table in tables]
     return Expansion(
-        np.array(begin),
-        np.array(width),
-        np.array(fastest, dtype=np.int64),
-        np.cumsum([0, *map(len, tables)]),
-        np.concatenate(stops),
-        np.concatenate(tables),
-        np.ascontiguousarray(np.stack([turn.real, turn.imag], 1)),
-        lost + allowed,
+        begin=np.array(begin),
+        width=np.array(width),
+        fastest=np.array(fastest, dtype=np.int64),
+        first=np.cumsum([0, *sizes]),
+        stop=np.concatenate(stops),
+        table=np.concatenate(tables),
+        turn=_parts(turn),
+        error=lost + allowed,
     )
+
+
+def _stretches(
+    speed: Floats, faded: Floats, longest: float
+) -> tuple[list[float], list[float], list[int]]:
+    """When stretches begin to have a width of their own, the widths, and the fastest mode in
+    each.
+    """
+    widths = np.array(TURNS) / speed[0]
+    terms = speed * widths[:, None] / 2 + 8
+    cost = terms.sum(1) / -np.expm1(-widths)
+    turns = TURNS[int(cost.argmin())]
+    begin = [0.0]
+    width = [turns / speed[0]]
+    fastest = [0]
+    for j in range(1, len(speed)):
+        gone = float(faded[j - 1])
+        wider = turns / speed[j]
+        if gone < longest and wider >= LONGER * width[-1]:
+            begin.append(gone)
+            width.append(wider)
+            fastest.append(j)
+    return begin, width, fastest
 
 
 def _series(
@@ -312,22 +378,29 @@ def _series(
     """The table of the modes from ``fastest`` on, where its rows stop, and the largest sum of what
     it leaves out of a mode.
     """
-    theta = (np.arange(POINTS) + 0.5) * math.pi / POINTS
-    to_coefficients = np.cos(np.arange(POINTS)[:, None] * theta) * 2 / POINTS
+    modes = len(power)
+    points = np.arange(POINTS)
+    theta = (points + 0.5) * math.pi / POINTS
+    to_coefficients = np.cos(points[:, None] * theta) * 2 / POINTS
     to_coefficients[0] /= 2
-    values = np.exp(power[fastest:, None] * (width * (np.cos(theta) + 1) / 2))
-    parts = np.stack([values.real @ to_coefficients.T, values.imag @ to_coefficients.T])
-    tails = np.cumsum(np.hypot(*parts)[:, ::-1], 1)[:, ::-1]  # (modes, POINTS)
+    lags = width * (np.cos(theta) + 1) / 2
+    values = np.exp(power[fastest:, None] * lags)
+    real = values.real @ to_coefficients.T
+    imaginary = values.imag @ to_coefficients.T
+    sizes = np.hypot(real, imaginary)
+    tails = np.cumsum(sizes[:, ::-1], 1)[:, ::-1]  # (modes, POINTS)
     needed = (tails > allowed).sum(1)
     rows = -(-int(needed.max()) // TILE) * TILE
     wanted = needed[:, None] > np.arange(rows)
-    stop = np.where(wanted.any(0), len(power) - wanted[::-1].argmax(0), fastest)
+    last = modes - wanted[::-1].argmax(0)
+    stop = np.where(wanted.any(0), last, fastest)
     stop = np.maximum.accumulate(stop[::-1])[::-1]  # a row of a tile takes what later rows take
-    table = np.zeros((rows, 2, len(power)))
-    kept = np.arange(fastest, len(power)) < stop[:, None]
-    table[:, 0, fastest:] = np.where(kept, parts[0].T[:rows], 0.0)
-    table[:, 1, fastest:] = np.where(kept, -parts[1].T[:rows], 0.0)
-    left_out = np.take_along_axis(np.pad(tails, ((0, 0), (0, 1))), needed[:, None], 1)
+    kept = np.arange(fastest, modes) < stop[:, None]
+    table = np.zeros((rows, 2, modes))
+    table[:, 0, fastest:] = np.where(kept, real.T[:rows], 0.0)
+    table[:, 1, fastest:] = np.where(kept, -imaginary.T[:rows], 0.0)
+    padded = np.pad(tails, ((0, 0), (0, 1)))
+    left_out = np.take_along_axis(padded, needed[:, None], 1)
     return table, stop, float(left_out.max())
 
 
@@ -348,35 +421,20 @@ def _rule() -> Floats:
 @no_type_check
 def sweep(first, step, data, modes, expansion, baseline, link, care, rule, found):
     """Sequences first, first + step, ..."""
-    M, _, J = modes.read.shape
-    together = max(1, min(GAPS, SERIES // M))
-    N = 0
-    for level in range(len(expansion.width)):
-        N = max(N, expansion.first[level + 1] - expansion.first[level])
-    states = np.empty((2, J))
-    turn = np.empty((2, J))
-    folded = np.empty((together * M, 2, J))
-    terms = np.empty((together * M, max(N, 1)))
-    work = np.empty((3, STEPS + 1))
-    z = np.empty((M, STEPS + 1))
-    total = np.empty(STEPS + 1)
-    chosen = np.empty(together * M, dtype=np.int64)
-    # of each gap: what has been integrated, the widest next panel, the baseline's piece, the size
-    # of its series, the integral and its error
-    gaps = np.empty((together, 6))
+    model = Model(modes, expansion, baseline, link, care, rule)
+    work = workspace(model)
+    together, _ = work.gaps.shape
     for b in range(first, len(data.lengths), step):
         r = b if len(baseline.breaks) > 1 else 0
         for k in range(2):
-            for j in range(J):
-                states[k, j] = 0.0
+            for j in range(work.states.shape[1]):
+                work.states[k, j] = 0.0
         piece = 0
-        for begin in range(0, data.lengths[b] + 1, together):
-            count = min(together, data.lengths[b] + 1 - begin)
+        gaps = data.lengths[b] + 1
+        for begin in range(0, gaps, together):
+            count = min(together, gaps - begin)
             for i in range(count):
-                piece = follow(
-                    b, r, begin + i, i, piece, data, modes, baseline, link, states, turn, folded,
-                    gaps, z, found,
-                )  # fmt: skip
+                piece = follow(b, r, begin + i, i, piece, data, model, work, found)
             passed = 0.0
             level = 0
             stretches = 0
@@ -384,155 +442,249 @@ def sweep(first, step, data, modes, expansion, baseline, link, care, rule, found
             while settled:
                 while level + 1 < len(expansion.begin) and expansion.begin[level + 1] <= passed:
                     level += 1
-                series_needed = 0
-                waiting = False
-                for i in range(count):
-                    g = begin + i
-                    if data.edges[b, g + 1] - data.edges[b, g] > passed and gaps[i, 0] == passed:
-                        waiting = True
-                        if g > 0:
-                            for m in range(M):
-                                chosen[series_needed] = i * M + m
-                                series_needed += 1
+                waiting, needed = choose_series(b, begin, count, passed, data, work)
                 if not waiting:
                     break
-                expand(series_needed, chosen, level, expansion, folded, terms)
+                expand(needed, level, expansion, work)
                 for i in range(count):
                     g = begin + i
                     whole = data.edges[b, g + 1] - data.edges[b, g]
-                    if whole > passed and gaps[i, 0] == passed:
+                    if whole > passed and work.gaps[i, PASSED] == passed:
                         settled = settled and stretch(
-                            b, r, g, i, whole, passed, level, data, modes, expansion, baseline,
-                            link, care, rule, terms, work, z, total, gaps,
-                        )  # fmt: skip
+                            b, r, g, i, whole, passed, level, data, model, work
+                        )
                 stretches += 1
                 passed += expansion.width[level]
                 settled = settled and stretches < MOST_STRETCHES
-                for i in range(count):
-                    g = begin + i
-                    if g > 0 and data.edges[b, g + 1] - data.edges[b, g] > passed:
-                        for m in range(M):
-                            move(i * M + m, level, expansion, folded)
+                move_all(b, begin, count, passed, level, data, expansion, work)
             if not settled:
                 found.settled[b] = False
                 break
             for i in range(count):
-                found.integral[b, begin + i] = gaps[i, 4]
-                found.error[b, begin + i] = gaps[i, 5]
+                found.integral[b, begin + i] = work.gaps[i, INTEGRAL]
+                found.error[b, begin + i] = work.gaps[i, ERROR]
 
 
 @no_type_check
-def follow(
-    b, r, g, i, piece, data, modes, baseline, link, states, turn, folded, gaps, z, found
-):  # fmt: skip
+def workspace(model):
+    """A :class:`Workspace` for one thread."""
+    M, _, J = model.modes.read.shape
+    together = max(1, min(GAPS, SERIES // M))
+    rows = together * M
+    first = model.expansion.first
+    longest = 1
+    for level in range(len(first) - 1):
+        longest = max(longest, first[level + 1] - first[level])
+    nodes = STEPS + 1
+    return Workspace(
+        np.empty((2, J)),
+        np.empty((2, J)),
+        np.empty((rows, 2, J)),
+        np.empty((rows, longest)),
+        np.empty(rows, dtype=np.int64),
+        np.empty((3, nodes)),
+        np.empty((M, nodes)),
+        np.empty(nodes),
+        np.empty((together, 6)),
+    )
+
+
+@no_type_check
+def reaches(b, g, passed, data):
+    """Whether gap ``g`` is longer than ``passed``."""
+    return data.edges[b, g + 1] - data.edges[b, g] > passed
+
+
+@no_type_check
+def choose_series(b, begin, count, passed, data, work):
+    """Whether any gap is to be integrated from ``passed`` on, and how many series that takes; they
+    are ``chosen`` in the workspace.
+    """
+    M = len(work.z)
+    needed = 0
+    waiting = False
+    for i in range(count):
+        g = begin + i
+        if reaches(b, g, passed, data) and work.gaps[i, PASSED] == passed:
+            waiting = True
+            if g > 0:
+                for m in range(M):
+                    work.chosen[needed] = i * M + m
+                    needed += 1
+    return waiting, needed
+
+
+@no_type_check
+def move_all(b, begin, count, passed, level, data, expansion, work):
+    """R S of the gaps that reach further than ``passed``, moved on by a stretch."""
+    M = len(work.z)
+    for i in range(count):
+        g = begin + i
+        if g > 0 and reaches(b, g, passed, data):
+            for m in range(M):
+                move(i * M + m, level, expansion, work.folded)
+
+
+@no_type_check
+def follow(b, r, g, i, piece, data, model, work, found):
     """R S of all marks at the beginning of gap ``g``, into rows i M to i M + M - 1 of ``folded``;
     the states at its end, with the event there, and the event's log rate. What comes back is the
     piece of the baseline at the end.
     """
-    M, _, J = modes.read.shape
+    modes = model.modes
+    breaks = model.baseline.breaks
+    gaps = work.gaps
     begin = data.edges[b, g]
     at = data.edges[b, g + 1]
-    while baseline.breaks[r, piece + 1] <= begin:
+    while breaks[r, piece + 1] <= begin:
         piece += 1
-    size = 0.0
-    if g > 0:
-        for m in range(M):
-            row = i * M + m
-            one = 0.0
-            for j in range(J):
-                p = modes.read[m, 0, j]
-                q = modes.read[m, 1, j]
-                x = states[0, j]
-                y = states[1, j]
-                u = p * x + q * y
-                v = p * y - q * x
-                folded[row, 0, j] = u
-                folded[row, 1, j] = v
-                one += abs(u) + abs(v)
-            size = max(size, one)
-    gaps[i, 0], gaps[i, 1], gaps[i, 2], gaps[i, 3] = 0.0, np.inf, piece, size
-    gaps[i, 4], gaps[i, 5] = 0.0, 0.0
+    gaps[i, PASSED] = 0.0
+    gaps[i, WIDEST] = np.inf
+    gaps[i, PIECE] = piece
+    gaps[i, SIZE] = fold(i, modes, work.states, work.folded) if g > 0 else 0.0
+    gaps[i, INTEGRAL] = 0.0
+    gaps[i, ERROR] = 0.0
     if g == data.lengths[b]:
         return piece
     if g > 0 and at > begin:
-        double_turns(at - begin, modes.sinusoids, 0, turn[0], turn[1])
-        for j in range(J):
-            x = states[0, j]
-            y = states[1, j]
-            states[0, j] = x * turn[0, j] - y * turn[1, j]
-            states[1, j] = x * turn[1, j] + y * turn[0, j]
+        turn_states(at - begin, modes, work.states, work.turn)
     mark = data.marks[b, g]
-    while baseline.breaks[r, piece + 1] <= at:
+    while breaks[r, piece + 1] <= at:
         piece += 1
-    value = read_state(mark, modes, states) if g > 0 else 0.0
-    since = at - baseline.breaks[r, piece]
-    found.logs[b, g] = log_rate(value, mark, r, piece, since, baseline, link)
-    absorb(mark, at, modes, states)
+    value = read_state(mark, modes, work.states) if g > 0 else 0.0
+    since = at - breaks[r, piece]
+    found.logs[b, g] = log_rate(value, mark, r, piece, since, model.baseline, model.link)
+    absorb(mark, at, modes, work.states)
     return piece
 
 
 @no_type_check
-def stretch(
-    b, r, g, i, whole, passed, level, data, modes, expansion, baseline, link, care, rule, terms,
-    work, z, total, gaps,
-):  # fmt: skip
+def fold(i, modes, states, folded):
+    """R S of all marks into rows i M to i M + M - 1 of ``folded``; the largest sum of their
+    sizes.
+    """
+    M, _, J = modes.read.shape
+    size = 0.0
+    for m in range(M):
+        row = i * M + m
+        one = 0.0
+        for j in range(J):
+            p = modes.read[m, 0, j]
+            q = modes.read[m, 1, j]
+            x = states[0, j]
+            y = states[1, j]
+            u = p * x + q * y
+            v = p * y - q * x
+            folded[row, 0, j] = u
+            folded[row, 1, j] = v
+            one += abs(u) + abs(v)
+        size = max(size, one)
+    return size
+
+
+@no_type_check
+def turn_states(gap, modes, states, turn):
+    """The states, moved on by ``gap``."""
+    double_turns(gap, modes.sinusoids, 0, turn[0], turn[1])
+    for j in range(states.shape[1]):
+        x = states[0, j]
+        y = states[1, j]
+        c = turn[0, j]
+        s = turn[1, j]
+        states[0, j] = x * c - y * s
+        states[1, j] = x * s + y * c
+
+
+@no_type_check
+def stretch(b, r, g, i, whole, passed, level, data, model, work):
     """Add the integral over the part of gap ``g`` in the stretch that begins ``passed`` after its
     event to ``gaps``; whether it settles.
     """
+    breaks = model.baseline.breaks
+    gaps = work.gaps
     begin = data.edges[b, g]
+    past = g > 0
     origin = passed
     end = whole
-    if g > 0:
-        end = min(whole, passed + expansion.width[level])
-    widest = gaps[i, 1]
-    piece = int(gaps[i, 2])
+    if past:
+        end = min(whole, passed + model.expansion.width[level])
+    tolerance = model.care.tolerance
+    widest = gaps[i, WIDEST]
+    piece = int(gaps[i, PIECE])
     panels = 0
     while passed < end:
-        stop = min(end, baseline.breaks[r, piece + 1] - begin)
+        stop = min(end, breaks[r, piece + 1] - begin)
         if stop <= passed:
             piece += 1
             continue
         width = stop - passed
-        longest = STEPS * longest_step(passed, modes) if g > 0 else np.inf
+        longest = STEPS * longest_step(passed, model.modes) if past else np.inf
         longest = min(longest, widest)
         last = width <= longest
         if not last:
             width /= np.ceil(width / longest)
         while True:
             panels += 1
-            since = begin + passed - baseline.breaks[r, piece]
+            since = begin + passed - breaks[r, piece]
             value, doubt, rounding = panel(
-                r, piece, i, level, g > 0, passed, passed - origin, since, width,
-                data.resolution[b], gaps[i, 3], expansion, baseline, link, care, rule, terms, work,
-                z, total,
-            )  # fmt: skip
-            if doubt <= care.tolerance * width / whole or doubt <= NOISE * rounding:
+                r,
+                piece,
+                i,
+                level,
+                past,
+                passed,
+                passed - origin,
+                since,
+                width,
+                data.resolution[b],
+                gaps[i, SIZE],
+                model,
+                work,
+            )
+            if doubt <= tolerance * width / whole or doubt <= NOISE * rounding:
                 break
             if panels > MOST_PANELS or width < NARROWEST * whole or not value < np.inf:
                 return False
             width /= 2
             widest = width
             last = False
-        gaps[i, 4] += value
-        gaps[i, 5] += doubt + rounding
+        gaps[i, INTEGRAL] += value
+        gaps[i, ERROR] += doubt + rounding
         passed = stop if last else passed + width
         widest *= WIDER
-    gaps[i, 0], gaps[i, 1], gaps[i, 2] = passed, widest, piece
+    gaps[i, PASSED] = passed
+    gaps[i, WIDEST] = widest
+    gaps[i, PIECE] = piece
     return True
 
 
 @no_type_check
 def panel(
-    r, piece, i, level, past, passed, inside, since, width, resolution, size, expansion, baseline,
-    link, care, rule, terms, work, z, total,
-):  # fmt: skip
+    r,
+    piece,
+    i,
+    level,
+    past,
+    passed,
+    inside,
+    since,
+    width,
+    resolution,
+    size,
+    model,
+    work,
+):
     """The integral over one panel, its discretisation error and its rounding error; the panel
     begins ``passed`` after the last event and ``inside`` after the beginning of the stretch.
     """
+    care = model.care
+    rule = model.rule
+    z = work.z
+    total = work.total
     M = len(z)
     step = width / STEPS
     if past:
-        series(i, level, inside, step, expansion, terms, work, z)
+        series(i, level, inside, step, model.expansion, work)
     else:
         for m in range(M):
             for q in range(STEPS + 1):
@@ -540,7 +692,7 @@ def panel(
     for q in range(STEPS + 1):
         total[q] = 0.0
     for m in range(M):
-        add_curves(m, r, piece, since, step, baseline, link, z, total)
+        add_curves(m, r, piece, since, step, model.baseline, model.link, z, total)
     mean = rough = c5 = c6 = c7 = c8 = swing = 0.0
     lowest = highest = total[0]
     for q in range(STEPS + 1):
@@ -560,15 +712,15 @@ def panel(
     falling = end / before if end < before else 1.0
     if past and passed == 0.0:
         falling = EDGE
-    logs = max(
-        abs(np.log(max(lowest, 1e-300)) - care.log_unit),
-        abs(np.log(max(highest, 1e-300)) - care.log_unit),
-    )
+    lowest_log = abs(np.log(max(lowest, 1e-300)) - care.log_unit)
+    highest_log = abs(np.log(max(highest, 1e-300)) - care.log_unit)
+    logs = max(lowest_log, highest_log)
     rounding = ROUNDING * care.eps * width * mean * (1.0 + logs) + resolution * swing
     if past:
-        slope = M if link.kind == 0 else mean
-        rounding += expansion.error * size * slope * width
-    return width * mean, width * (abs(rough) + end * falling), rounding
+        derivative = M if model.link.kind == 0 else mean
+        rounding += model.expansion.error * size * derivative * width
+    doubt = abs(rough) + end * falling
+    return width * mean, width * doubt, rounding
 
 
 @no_type_check
@@ -601,7 +753,9 @@ def absorb(mark, at, modes, states):
         for j in range(states.shape[1]):
             x = states[k, j]
             x = x if abs(x) > FAINT else 0.0
-            states[k, j] = x + modes.constant[mark, k, j] + at * modes.trend[mark, k, j]
+            constant = modes.constant[mark, k, j]
+            trend = modes.trend[mark, k, j]
+            states[k, j] = x + constant + at * trend
 
 
 @no_type_check
@@ -619,19 +773,22 @@ def move(row, level, expansion, folded):
 
 
 @no_type_check
-def expand(count, chosen, level, expansion, folded, terms):
+def expand(count, level, expansion, work):
     """The coefficients of the first ``count`` series that are ``chosen``, into ``terms``."""
+    chosen = work.chosen
     first = expansion.first[level]
     rows = expansion.first[level + 1] - first
     fastest = expansion.fastest[level]
+    table = expansion.table
+    last = count - 1
     for c in range(0, count, TILE):
         r0 = chosen[c]
-        r1 = chosen[min(c + 1, count - 1)]
-        r2 = chosen[min(c + 2, count - 1)]
-        r3 = chosen[min(c + 3, count - 1)]
+        r1 = chosen[min(c + 1, last)]
+        r2 = chosen[min(c + 2, last)]
+        r3 = chosen[min(c + 3, last)]
         for n in range(0, rows, TILE):
             stop = expansion.stop[first + n]
-            tile(first + n, n, r0, r1, r2, r3, fastest, stop, expansion.table, folded, terms)
+            tile(first + n, n, r0, r1, r2, r3, fastest, stop, table, work.folded, work.terms)
 
 
 @no_type_check
@@ -641,7 +798,10 @@ def tile(first, n, r0, r1, r2, r3, fastest, stop, table, folded, terms):
     Rows and modes have unsigned numbers. A signed one may be negative and count from the end, which
     the compiler would have to allow for: the loop would take one mode at a time.
     """
-    r0, r1, r2, r3 = np.uint64(r0), np.uint64(r1), np.uint64(r2), np.uint64(r3)
+    r0 = np.uint64(r0)
+    r1 = np.uint64(r1)
+    r2 = np.uint64(r2)
+    r3 = np.uint64(r3)
     row0 = np.uint64(first)
     row1 = np.uint64(first + 1)
     row2 = np.uint64(first + 2)
@@ -676,39 +836,56 @@ def tile(first, n, r0, r1, r2, r3, fastest, stop, table, folded, terms):
             d1 += t3 * x
             d2 += t3 * y
             d3 += t3 * v
-    terms[r0, n], terms[r1, n], terms[r2, n], terms[r3, n] = a0, a1, a2, a3
-    terms[r0, n + 1], terms[r1, n + 1], terms[r2, n + 1], terms[r3, n + 1] = b0, b1, b2, b3
-    terms[r0, n + 2], terms[r1, n + 2], terms[r2, n + 2], terms[r3, n + 2] = c0, c1, c2, c3
-    terms[r0, n + 3], terms[r1, n + 3], terms[r2, n + 3], terms[r3, n + 3] = d0, d1, d2, d3
+    terms[r0, n] = a0
+    terms[r1, n] = a1
+    terms[r2, n] = a2
+    terms[r3, n] = a3
+    terms[r0, n + 1] = b0
+    terms[r1, n + 1] = b1
+    terms[r2, n + 1] = b2
+    terms[r3, n + 1] = b3
+    terms[r0, n + 2] = c0
+    terms[r1, n + 2] = c1
+    terms[r2, n + 2] = c2
+    terms[r3, n + 2] = c3
+    terms[r0, n + 3] = d0
+    terms[r1, n + 3] = d1
+    terms[r2, n + 3] = d2
+    terms[r3, n + 3] = d3
 
 
 @no_type_check
-def series(i, level, inside, step, expansion, terms, work, z):
+def series(i, level, inside, step, expansion, work):
     """z of all marks at the nodes of a panel, by Clenshaw's recurrence."""
-    M = len(z)
+    nodes = work.nodes
+    terms = work.terms
+    z = work.z
     rows = expansion.first[level + 1] - expansion.first[level]
     width = expansion.width[level]
     for q in range(STEPS + 1):
-        work[0, q] = 4.0 * (inside + q * step) / width - 2.0
-    for m in range(M):
-        row = i * M + m
+        since = inside + q * step
+        nodes[0, q] = 4.0 * since / width - 2.0
+    for m in range(len(z)):
+        row = i * len(z) + m
         for q in range(STEPS + 1):
-            work[1, q] = 0.0
-            work[2, q] = 0.0
+            nodes[1, q] = 0.0
+            nodes[2, q] = 0.0
         for n in range(rows - TILE, -1, -TILE):
             c0 = terms[row, n]
             c1 = terms[row, n + 1]
             c2 = terms[row, n + 2]
             c3 = terms[row, n + 3]
             for q in range(STEPS + 1):
-                t = work[0, q]
-                b3 = c3 + t * work[1, q] - work[2, q]
-                b2 = c2 + t * b3 - work[1, q]
+                t = nodes[0, q]
+                b4 = nodes[1, q]
+                b5 = nodes[2, q]
+                b3 = c3 + t * b4 - b5
+                b2 = c2 + t * b3 - b4
                 b1 = c1 + t * b2 - b3
-                work[2, q] = b1
-                work[1, q] = c0 + t * b1 - b2
+                nodes[2, q] = b1
+                nodes[1, q] = c0 + t * b1 - b2
         for q in range(STEPS + 1):
-            z[m, q] = work[1, q] - 0.5 * work[0, q] * work[2, q]
+            z[m, q] = nodes[1, q] - 0.5 * nodes[0, q] * nodes[2, q]
 
 
 @no_type_check
@@ -731,16 +908,20 @@ def add_curves(m, r, piece, since, step, baseline, link, z, total):
     if link.kind == 0:
         for q in range(STEPS + 1):
             d = since + q * step
-            total[q] += z[m, q] + (a0 + d * (a1 + d * (a2 + d * a3)))
+            inside = a0 + d * (a1 + d * (a2 + d * a3))
+            total[q] += z[m, q] + inside
     elif link.kind == 1:
         for q in range(STEPS + 1):
             d = since + q * step
-            total[q] += exponential(z[m, q] + (a0 + d * (a1 + d * (a2 + d * a3))))
+            inside = a0 + d * (a1 + d * (a2 + d * a3))
+            total[q] += exponential(z[m, q] + inside)
     else:
         for q in range(STEPS + 1):
             d = since + q * step
-            x = z[m, q] + (a0 + d * (a1 + d * (a2 + d * a3)))
-            total[q] += size * (max(x, 0.0) + log_one_plus(exponential(-abs(x))))
+            inside = a0 + d * (a1 + d * (a2 + d * a3))
+            x = z[m, q] + inside
+            rest = log_one_plus(exponential(-abs(x)))
+            total[q] += size * (max(x, 0.0) + rest)
     a0 = baseline.outside[r, piece, m, 0]
     a1 = baseline.outside[r, piece, m, 1]
     a2 = baseline.outside[r, piece, m, 2]
@@ -752,18 +933,23 @@ def add_curves(m, r, piece, since, step, baseline, link, z, total):
     else:
         for q in range(STEPS + 1):
             d = since + q * step
-            total[q] += exponential(a0 + d * (a1 + d * (a2 + d * a3)))
+            outside = a0 + d * (a1 + d * (a2 + d * a3))
+            total[q] += exponential(outside)
 
 
 @no_type_check
 def log_rate(z, m, r, piece, since, baseline, link):
     """log lambda of mark m, formed before anything can overflow."""
-    base = cubic(baseline.outside, m, r, piece, since)
+    outside = cubic(baseline.outside, m, r, piece, since)
     x = z + cubic(baseline.inside, m, r, piece, since)
     if link.kind == 0:
-        return np.log(np.exp(base) + x)
-    if link.kind == 2:  # below -36 the logarithm of softplus is its argument
-        x = link.log_scale[m] + (
-            x if x < -36.0 else np.log(max(x, 0.0) + np.log1p(np.exp(-abs(x))))
-        )
-    return max(base, x) + np.log1p(np.exp(-abs(base - x)))
+        return np.log(np.exp(outside) + x)
+    if link.kind == 2:
+        if x < -36.0:  # where the logarithm of softplus is its argument
+            bent = x
+        else:
+            rest = np.exp(-abs(x))
+            bent = np.log(max(x, 0.0) + np.log1p(rest))
+        x = link.log_scale[m] + bent
+    rest = np.exp(-abs(outside - x))
+    return max(outside, x) + np.log1p(rest)

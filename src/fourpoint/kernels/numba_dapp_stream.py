@@ -57,13 +57,22 @@ class Loops(NamedTuple):
 @cache
 def load() -> Loops:
     """The five as machine code, cached on disk between runs if possible."""
-    turning = (single_turns, double_turns, turns, moved, read_out, eight)
-    expanding = (four, coefficients, series_values)
-    rating = (exponential, log_one_plus, curves, rates, log_rate, integrated, cut)
-    loops = (*turning, *expanding, *rating, stepped_values, integral_over, moved_on, follow_rows)
+    powers = (inverse_power, half_power)
+    sines = (single_sine, single_half_power, sine)
+    turning = (*powers, *sines, single_turns, double_turns, turns)
+    reading = (moved, read_out, step, eight)
+    expanding = (four, coefficients, negligible_from, series_values)
+    smooth = (exponential, log_one_plus, softplus)
+    rating = (*smooth, cell_of, cubic, curves, rates, log_rate)
+    integrating = (integrated, cut, stepped_values, integral_over)
+    following = (total_rate, all_below, moved_on, add_event, follow_rows)
     entries = (reach, absorb, scores, forget, follow)
     code = machine_code(
-        (sys.modules[__name__],), entries, (workspace,), loops=loops, fastmath=FASTMATH
+        (sys.modules[__name__],),
+        entries,
+        (workspace,),
+        loops=(*turning, *reading, *expanding, *rating, *integrating, *following),
+        fastmath=FASTMATH,
     )
     return Loops(**code)
 
@@ -83,9 +92,8 @@ class Shape(NamedTuple):
     said.
     """
 
-    cubics: NDArray[
-        np.float64
-    ]  # (intervals + 1, 2 M, 4): powers of log mu, then of the drift; the last ones are constant
+    # (intervals + 1, 2 M, 4): powers of log mu, then of the drift; the last ones are constant
+    cubics: NDArray[np.float64]
     cell: float  # width of an interval, in the user's unit; infinite without splines
     length: float  # the last knot; 0 without splines
     splined_base: bool
@@ -107,9 +115,8 @@ class Series(NamedTuple):
 
     ends: NDArray[np.float64]  # (P + 1,): where pieces begin and end, in the model's unit
     terms: NDArray[np.int64]  # (P, B): multiples of GROUP
-    first: NDArray[
-        np.int64
-    ]  # (P, B): the row of the table in which the coefficients of a block begin, mark by mark
+    # (P, B): the row of the table in which the coefficients of a block begin, mark by mark
+    first: NDArray[np.int64]
     table: NDArray[Any]  # (rows, 2, J / B): Re C, and -Im C
     error: float  # of the size of a mode
 
@@ -119,9 +126,8 @@ class Care(NamedTuple):
     chosen.
     """
 
-    rule: NDArray[
-        np.float64
-    ]  # (5, PANEL + 1): to the mean of a panel and its last four Legendre coefficients
+    # (5, PANEL + 1): to the mean of a panel and its last four Legendre coefficients
+    rule: NDArray[np.float64]
     speed: float  # panels per unit of time
     panels: int  # the most of them
     edge: float
@@ -129,13 +135,48 @@ class Care(NamedTuple):
     relative: float
 
 
+class Model(NamedTuple):
+    """The numbers of a model and of its integrals."""
+
+    scale: float  # the model's unit of time, in the user's unit
+    sinusoids: Sinusoids
+    read: NDArray[Any]  # (M, 2, J): Re R, and -Im R
+    series: Series
+    shape: Shape
+    care: Care
+
+
+class Histories(NamedTuple):
+    """Histories that are followed, one in each row of all arrays."""
+
+    state: NDArray[Any]  # (R, J)
+    at: NDArray[np.float64]  # time of the last event or advance
+    pending: NDArray[np.float64]  # integral since the last event
+    likelihood: NDArray[np.float64]
+    seen: NDArray[np.int64]  # events so far
+    ready: NDArray[np.int64]  # pieces of ``kept`` that are valid
+    kept: NDArray[Any]  # (R, M, P', N): coefficients of :func:`coefficients`
+
+
+class Workspace(NamedTuple):
+    """Arrays that the loops share."""
+
+    modes: NDArray[Any]  # (6, J)
+    z: NDArray[np.float64]  # (M, Q): read-outs by mark and node
+    total: NDArray[np.float64]  # (Q,): the rate of all marks by node
+    stack: NDArray[np.float64]  # stretches to be integrated: left end, width, error, depth
+    nodes: NDArray[np.float64]  # (3, Q)
+    terms: NDArray[Any]  # (M, P, N): coefficients of a series by mark and piece
+    x: NDArray[Any]  # (B, J / B): real parts of the states by blocks
+    y: NDArray[Any]  # (B, J / B): imaginary parts
+
+
 def sinusoids(frequency: NDArray[Any], decay: NDArray[Any], kind: Any) -> Sinusoids:
     """Modes exp((-decay + i frequency) d), in precision ``kind``."""
-    cycles, halvings = (
-        np.ascontiguousarray(x, dtype=kind)
-        for x in (frequency / (2 * math.pi), decay / math.log(2))
-    )
-    return Sinusoids(cycles, halvings, -6.0 - float(np.finfo(kind).minexp))
+    cycles = np.ascontiguousarray(frequency / (2 * math.pi), dtype=kind)
+    halvings = np.ascontiguousarray(decay / math.log(2), dtype=kind)
+    smallest = float(np.finfo(kind).minexp)
+    return Sinusoids(cycles, halvings, -6.0 - smallest)
 
 
 @no_type_check  # here and below: numba has its own types
@@ -162,24 +203,22 @@ def reach(
     rate that cannot be integrated, with left end, width and largest rate of the stretch in
     ``fault``.
     """
-    space, z, total, stack, work = workspace(state, read, series, care)
+    model = Model(scale, sinusoids, read, series, shape, care)
+    work = workspace(state, read, series, care)
     ready = np.zeros(1, dtype=np.int64)
     kept = np.empty((1, len(read), 0, 0), dtype=read.dtype)
-    x = space[0]
-    y = space[1]
+    x = work.modes[0]
+    y = work.modes[1]
     for r in range(len(rows)):
         own = state[rows[r]]
-        value = integral[r : r + 1]
         left = since[r]
         width = gap[r]
+        value = integral[r : r + 1]
         ready[0] = 0
-        pieces = coefficients(own, width / scale, series, work[2], work[3], work[1], ready, kept, 0)
-        if not integral_over(
-            own, left, width, pieces, scale, sinusoids, read, series, shape, care, space, z, total,
-            stack, work, value, fault,
-        ):  # fmt: skip
+        pieces = coefficients(own, width / scale, series, work, ready, kept, 0)
+        if not integral_over(own, left, width, pieces, model, work, value, fault):
             return r
-        moved_on(own, left, width, scale, sinusoids, read, shape, space, logs[r])
+        moved_on(own, left, width, model, work, logs[r])
         for j in range(len(x)):
             after[r, j] = complex(x[j], y[j])
     return -1
@@ -187,10 +226,36 @@ def reach(
 
 @no_type_check
 def follow(
-    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
-    series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density, gap,
-    rate, shares, logs, fault,
-):  # fmt: skip
+    state,
+    rows,
+    at,
+    pending,
+    likelihood,
+    count,
+    start,
+    times,
+    marks,
+    scale,
+    sinusoids,
+    read,
+    series,
+    shape,
+    care,
+    constant,
+    trend,
+    largest,
+    ready,
+    kept,
+    place,
+    copied,
+    old,
+    density,
+    gap,
+    rate,
+    shares,
+    logs,
+    fault,
+):
     """Score events one after the other and absorb each: (n,) density, gap and rate come out, and
     (n, M) shares of the types in the rate unless there is no room for them.
 
@@ -208,20 +273,56 @@ def follow(
     place[i] is not negative the states before event i become row place[i] of ``old``, and
     copied[place[i]] is true.
     """
-    space, z, total, stack, work = workspace(state, read, series, care)
+    model = Model(scale, sinusoids, read, series, shape, care)
+    histories = Histories(state, at, pending, likelihood, count, ready, kept)
+    work = workspace(state, read, series, care)
     return follow_rows(
-        state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
-        series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density,
-        gap, rate, shares, logs, fault, space, z, total, stack, work, np.empty(1),
-    )  # fmt: skip
+        histories,
+        rows,
+        start,
+        times,
+        marks,
+        model,
+        constant,
+        trend,
+        largest,
+        place,
+        copied,
+        old,
+        density,
+        gap,
+        rate,
+        shares,
+        logs,
+        fault,
+        work,
+        np.empty(1),
+    )
 
 
 @no_type_check
 def follow_rows(
-    state, rows, at, pending, likelihood, count, start, times, marks, scale, sinusoids, read,
-    series, shape, care, constant, trend, largest, ready, kept, place, copied, old, density, gap,
-    rate, shares, logs, fault, space, z, total, stack, work, value,
-):  # fmt: skip
+    histories,
+    rows,
+    start,
+    times,
+    marks,
+    model,
+    constant,
+    trend,
+    largest,
+    place,
+    copied,
+    old,
+    density,
+    gap,
+    rate,
+    shares,
+    logs,
+    fault,
+    work,
+    value,
+):
     """:func:`follow`, given a workspace.
 
     The series of the states after an event is formed at once, while they are in the processor's
@@ -229,16 +330,17 @@ def follow_rows(
     (after a restart, say) or too short: a second one would be other machine code, whose sums may
     differ in the last bit.
     """
-    x = space[0]
-    y = space[1]
+    scale = model.scale
+    at = histories.at
+    pending = histories.pending
     i = 0
     absorbed = False
     while i < len(rows):
         row = rows[i]
-        own = state[row]
+        own = histories.state[row]
         width = 0.0 if absorbed else times[i] - at[row]
         pieces = coefficients(
-            own, width / scale, series, work[2], work[3], work[1], ready, kept, row
+            own, width / scale, model.series, work, histories.ready, histories.kept, row
         )
         if absorbed:
             absorbed = False
@@ -247,123 +349,155 @@ def follow_rows(
         now = times[i]
         mark = marks[i]
         since = at[row] - start
-        if not integral_over(
-            own, since, width, pieces, scale, sinusoids, read, series, shape, care, space, z,
-            total, stack, work, value, fault,
-        ):  # fmt: skip
+        if not integral_over(own, since, width, pieces, model, work, value, fault):
             fault[3] = 0.0
             return i
         if mark < 0:
             gap[i] = value[0]
             i += 1
             continue
-        moved_on(own, since, width, scale, sinusoids, read, shape, space, logs)
-        rates = 0.0
-        sound = np.isfinite(value[0])
-        for m in range(len(logs)):
-            rates += np.exp(logs[m])
-            sound = sound and logs[m] < largest
-        if not sound:
-            fault[0], fault[3] = value[0], 1.0
+        moved_on(own, since, width, model, work, logs)
+        total = total_rate(logs)
+        if not (np.isfinite(value[0]) and all_below(logs, largest)):
+            fault[0] = value[0]
+            fault[3] = 1.0
             return i
-        gap[i], rate[i] = pending[row] + value[0], rates
+        gap[i] = pending[row] + value[0]
+        rate[i] = total
         density[i] = logs[mark] - gap[i]
         for m in range(shares.shape[1]):
-            shares[i, m] = np.exp(logs[m]) / rates
+            shares[i, m] = np.exp(logs[m]) / total
         if place[i] >= 0:
             copied[place[i]] = True
             for j in range(len(own)):
                 old[place[i], j] = own[j]
-        d = x.dtype.type((now - start) / scale)
-        for j in range(len(own)):
-            first = constant[mark, j]
-            more = trend[mark, j]
-            own[j] = complex(x[j] + first.real + d * more.real, y[j] + first.imag + d * more.imag)
-        ready[row] = 0
-        at[row], pending[row] = now, 0.0
-        likelihood[row] += logs[mark] - value[0]
-        count[row] += 1
+        since_start = (now - start) / scale
+        add_event(own, since_start, constant[mark], trend[mark], work)
+        histories.ready[row] = 0
+        at[row] = now
+        pending[row] = 0.0
+        histories.likelihood[row] += logs[mark] - value[0]
+        histories.seen[row] += 1
         absorbed = True
     return -1
 
 
 @no_type_check
+def total_rate(logs):
+    """The sum of the rates of all marks."""
+    total = 0.0
+    for m in range(len(logs)):
+        total += np.exp(logs[m])
+    return total
+
+
+@no_type_check
+def all_below(logs, largest):
+    """Whether every log-rate is less than ``largest``, and a number."""
+    below = True
+    for m in range(len(logs)):
+        below = below and logs[m] < largest
+    return below
+
+
+@no_type_check
+def add_event(own, since_start, constant, trend, work):
+    """The states in the workspace, with what an event adds to them, become ``own``."""
+    x = work.modes[0]
+    y = work.modes[1]
+    d = x.dtype.type(since_start)
+    for j in range(len(own)):
+        first = constant[j]
+        more = trend[j]
+        re = x[j] + first.real + d * more.real
+        im = y[j] + first.imag + d * more.imag
+        own[j] = complex(re, im)
+
+
+@no_type_check
 def workspace(state, read, series, care):
-    """Arrays that the others use: six of J numbers, rates by mark and node, their sum, and
-    stretches yet to be integrated; for series three of as many numbers as there are nodes,
-    coefficients by mark and piece, and the states by blocks.
-    """
+    """A :class:`Workspace` for the rows of ``state``."""
+    marks = len(read)
+    modes = state.shape[1]
     nodes = PANEL * care.panels + 1
-    space = np.empty((6, state.shape[1]), dtype=read.dtype)
-    most = 0
-    for p in range(series.terms.shape[0]):
-        for b in range(series.terms.shape[1]):
-            most = max(most, series.terms[p, b])
     pieces, blocks = series.terms.shape
-    parts = np.empty((2, blocks, state.shape[1] // blocks), dtype=read.dtype)
-    work = (
+    most = 0
+    for p in range(pieces):
+        for b in range(blocks):
+            most = max(most, series.terms[p, b])
+    parts = np.empty((2, blocks, modes // blocks), dtype=read.dtype)
+    return Workspace(
+        np.empty((6, modes), dtype=read.dtype),
+        np.empty((marks, nodes)),
+        np.empty(nodes),
+        np.empty((DEEPEST + 2, 4)),
         np.empty((3, nodes)),
-        np.empty((len(read), pieces, most), dtype=read.dtype),
+        np.empty((marks, pieces, most), dtype=read.dtype),
         parts[0],
         parts[1],
     )
-    return space, np.empty((len(read), nodes)), np.empty(nodes), np.empty((DEEPEST + 2, 4)), work
 
 
 @no_type_check
-def moved_on(own, since, gap, scale, sinusoids, read, shape, space, logs):
-    """One row ``own`` moved on by ``gap``: its states are space[0] + i space[1], and (M,) logs come
-    out.
-    """
-    M = len(read)
-    x = space[0]
-    y = space[1]
-    a = space[2]
-    b = space[3]
-    moved(own, gap / scale, sinusoids, x, y, a, b)
-    for m in range(M):
-        logs[m] = log_rate(read_out(x, y, read[m, 0], read[m, 1]), m, M, since + gap, shape)
+def moved_on(own, since, gap, model, work, logs):
+    """One row ``own`` moved on by ``gap``: its states come out in the workspace, and (M,) logs."""
+    read = model.read
+    marks = len(read)
+    x = work.modes[0]
+    y = work.modes[1]
+    a = work.modes[2]
+    b = work.modes[3]
+    moved(own, gap / model.scale, model.sinusoids, x, y, a, b)
+    for m in range(marks):
+        z = read_out(x, y, read[m, 0], read[m, 1])
+        logs[m] = log_rate(z, m, marks, since + gap, model.shape)
 
 
 @no_type_check
-def integral_over(
-    own, since, gap, pieces, scale, sinusoids, read, series, shape, care, space, z, total, stack,
-    work, integral, fault,
-):  # fmt: skip
+def integral_over(own, since, gap, pieces, model, work, integral, fault):
     """The (1,) integral of the rate of one row over the next ``gap``; whether it could be formed.
 
-    ``pieces`` of its series are in the workspace. A row of ``stack`` is a stretch: left end, width,
-    allowed error, depth.
+    ``pieces`` of its series are in the workspace.
     """
-    terms = work[1]
-    integral[0], waiting = 0.0, 1
-    stack[0, 0], stack[0, 1], stack[0, 2], stack[0, 3] = 0.0, gap, care.allowed, 0.0
+    scale = model.scale
+    care = model.care
+    stack = work.stack
+    total = work.total
+    integral[0] = 0.0
+    stack[0, 0] = 0.0
+    stack[0, 1] = gap
+    stack[0, 2] = care.allowed
+    stack[0, 3] = 0.0
+    waiting = 1
     while waiting > 0:
-        left = stack[waiting - 1, 0]
-        width = stack[waiting - 1, 1]
-        allowed = stack[waiting - 1, 2]
-        depth = stack[waiting - 1, 3]
-        panels = int(np.ceil(min(max(width * care.speed * 2.0**depth, 1.0), care.panels)))
+        top = waiting - 1
+        left = stack[top, 0]
+        width = stack[top, 1]
+        allowed = stack[top, 2]
+        depth = stack[top, 3]
+        wanted = max(width * care.speed * 2.0**depth, 1.0)
+        panels = int(np.ceil(min(wanted, care.panels)))
+        steps = PANEL * panels
         if pieces > 0:
-            series_values(
-                left / scale, width / scale, PANEL * panels, series, pieces, terms, work[0], z
-            )
+            series_values(left / scale, width / scale, steps, model.series, pieces, work)
         else:
-            stepped_values(own, left / scale, width / scale, panels, sinusoids, read, space, z)
-        rates(z, PANEL * panels, since + left, width, shape, total, work[0])
+            stepped_values(own, left / scale, width / scale, panels, model, work)
+        rates(work.z, steps, since + left, width, model.shape, total, work.nodes)
         value, doubt = integrated(total, panels, width / scale, care)
         if doubt <= allowed + care.relative * value and value < np.inf:
             integral[0] += value
             waiting -= 1
             continue
         most = total[0]
-        for q in range(PANEL * panels + 1):
+        for q in range(steps + 1):
             if np.isfinite(most) and not total[q] <= most:
                 most = total[q]
         if not np.isfinite(most) or depth >= DEEPEST:
-            fault[0], fault[1], fault[2] = since + left, width, most
+            fault[0] = since + left
+            fault[1] = width
+            fault[2] = most
             return False
-        cut(stack, waiting - 1, since, shape)
+        cut(stack, top, since, model.shape)
         waiting += 1
     return True
 
@@ -420,14 +554,14 @@ def forget(state, lags, marks, values, sinusoids, phase):
     x = space[0]
     y = space[1]
     for k in range(len(lags)):
-        turns(lags[k], sinusoids, k * features, x, y)
+        first = k * features
+        turns(lags[k], sinusoids, first, x, y)
         c = phase[k, marks[k], 0]
         s = phase[k, marks[k], 1]
-        first = k * features
         for j in range(features):
-            state[first + j] -= values[k] * complex(
-                x[j] * c[j] + y[j] * s[j], y[j] * c[j] - x[j] * s[j]
-            )
+            re = x[j] * c[j] + y[j] * s[j]
+            im = y[j] * c[j] - x[j] * s[j]
+            state[first + j] -= values[k] * complex(re, im)
 
 
 @no_type_check
@@ -445,23 +579,6 @@ def single_turns(d, sinusoids, first, re, im):
     bits, so that more fit a vector.
     """
     kind = sinusoids.cycles.dtype.type
-    s0 = kind(SINE[0])
-    s1 = kind(SINE[1])
-    s2 = kind(SINE[2])
-    s3 = kind(SINE[3])
-    s4 = kind(SINE[4])
-    s5 = kind(SINE[5])
-    s6 = kind(SINE[6])
-    s7 = kind(SINE[7])
-    p0 = kind(POWER[0])
-    p1 = kind(POWER[1])
-    p2 = kind(POWER[2])
-    p3 = kind(POWER[3])
-    p4 = kind(POWER[4])
-    p5 = kind(POWER[5])
-    p6 = kind(POWER[6])
-    p7 = kind(POWER[7])
-    p8 = kind(POWER[8])
     lag = kind(d)
     half = kind(0.5)
     quarter = kind(0.25)
@@ -471,109 +588,128 @@ def single_turns(d, sinusoids, first, re, im):
         u = lag * sinusoids.cycles[first + j]
         u -= np.floor(u + half)
         c = quarter - abs(u)
-        s = quarter - abs(c) if u > 0 else abs(c) - quarter
-        v = c * c
-        w = s * s
-        c *= s0 + v * (s1 + v * (s2 + v * (s3 + v * (s4 + v * (s5 + v * (s6 + v * s7))))))
-        s *= s0 + w * (s1 + w * (s2 + w * (s3 + w * (s4 + w * (s5 + w * (s6 + w * s7))))))
+        if u > 0:
+            s = quarter - abs(c)
+        else:
+            s = abs(c) - quarter
         h = lag * sinusoids.halvings[first + j]
         n = np.floor(h + half)
-        r = h - n
-        f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * (p6 + r * (p7 + r * p8)))))))
-        bits = np.int32(
-            np.int32(127 - np.int32(min(n, most))) << np.int32(23)
-        )  # of 2^-n, as a float32
+        f = single_half_power(h - n, kind)
+        exponent = np.int32(127 - np.int32(min(n, most)))
+        bits = np.int32(exponent << np.int32(23))  # of 2^-n, as a float32
         f = f * kind(bits.view(np.float32)) if n < most else zero
-        re[j] = f * c
-        im[j] = f * s
+        re[j] = f * single_sine(c, kind)
+        im[j] = f * single_sine(s, kind)
+
+
+@no_type_check
+def single_sine(u, kind):
+    """sin(2 pi u) for |u| <= 1/4, to the last digit of a float32."""
+    w = u * u
+    value = kind(SINE[6]) + w * kind(SINE[7])
+    value = kind(SINE[5]) + w * value
+    value = kind(SINE[4]) + w * value
+    value = kind(SINE[3]) + w * value
+    value = kind(SINE[2]) + w * value
+    value = kind(SINE[1]) + w * value
+    value = kind(SINE[0]) + w * value
+    return u * value
+
+
+@no_type_check
+def single_half_power(r, kind):
+    """2^-r for |r| <= 1/2, to the last digit of a float32."""
+    value = kind(POWER[7]) + r * kind(POWER[8])
+    value = kind(POWER[6]) + r * value
+    value = kind(POWER[5]) + r * value
+    value = kind(POWER[4]) + r * value
+    value = kind(POWER[3]) + r * value
+    value = kind(POWER[2]) + r * value
+    value = kind(POWER[1]) + r * value
+    return kind(POWER[0]) + r * value
 
 
 @no_type_check
 def double_turns(d, sinusoids, first, re, im):
     """:func:`turns` to the last digit of a float64."""
-    kind = sinusoids.cycles.dtype.type
-    s0 = kind(SINE[0])
-    s1 = kind(SINE[1])
-    s2 = kind(SINE[2])
-    s3 = kind(SINE[3])
-    s4 = kind(SINE[4])
-    s5 = kind(SINE[5])
-    s6 = kind(SINE[6])
-    s7 = kind(SINE[7])
-    s8 = kind(SINE[8])
-    s9 = kind(SINE[9])
-    s10 = kind(SINE[10])
-    p0 = kind(POWER[0])
-    p1 = kind(POWER[1])
-    p2 = kind(POWER[2])
-    p3 = kind(POWER[3])
-    p4 = kind(POWER[4])
-    p5 = kind(POWER[5])
-    p6 = kind(POWER[6])
-    p7 = kind(POWER[7])
-    p8 = kind(POWER[8])
-    p9 = kind(POWER[9])
-    p10 = kind(POWER[10])
-    p11 = kind(POWER[11])
-    p12 = kind(POWER[12])
-    p13 = kind(POWER[13])
-    lag = kind(d)
-    half = kind(0.5)
-    quarter = kind(0.25)
-    most = kind(sinusoids.most)
-    zero = kind(0.0)
+    most = sinusoids.most
     for j in range(len(re)):
-        u = lag * sinusoids.cycles[first + j]
-        u -= np.floor(u + half)
-        c = quarter - abs(u)
-        s = quarter - abs(c) if u > 0 else abs(c) - quarter
-        v = c * c
-        w = s * s
-        c *= s0 + v * (
-            s1
-            + v
-            * (
-                s2
-                + v
-                * (s3 + v * (s4 + v * (s5 + v * (s6 + v * (s7 + v * (s8 + v * (s9 + v * s10)))))))
-            )
-        )
-        s *= s0 + w * (
-            s1
-            + w
-            * (
-                s2
-                + w
-                * (s3 + w * (s4 + w * (s5 + w * (s6 + w * (s7 + w * (s8 + w * (s9 + w * s10)))))))
-            )
-        )
-        h = lag * sinusoids.halvings[first + j]
-        n = np.floor(h + half)
-        r = h - n
-        f = p6 + r * (p7 + r * (p8 + r * (p9 + r * (p10 + r * (p11 + r * (p12 + r * p13))))))
-        f = p0 + r * (p1 + r * (p2 + r * (p3 + r * (p4 + r * (p5 + r * f)))))
-        bits = np.int64(1023 - np.int32(min(n, most))) << np.int64(
-            52
-        )  # of 2^-n; a table would be read one mode at a time
-        f = f * kind(np.int64(bits).view(np.float64)) if n < most else zero
-        re[j] = f * c
-        im[j] = f * s
+        u = d * sinusoids.cycles[first + j]
+        u -= np.floor(u + 0.5)
+        c = 0.25 - abs(u)
+        if u > 0:
+            s = 0.25 - abs(c)
+        else:
+            s = abs(c) - 0.25
+        h = d * sinusoids.halvings[first + j]
+        n = np.floor(h + 0.5)
+        f = half_power(h - n)
+        f = f * inverse_power(min(n, most)) if n < most else 0.0
+        re[j] = f * sine(c)
+        im[j] = f * sine(s)
+
+
+@no_type_check
+def sine(u):
+    """sin(2 pi u) for |u| <= 1/4."""
+    s0, s1, s2, s3, s4, s5, s6, s7, s8, s9, s10 = SINE
+    w = u * u
+    value = s9 + w * s10
+    value = s8 + w * value
+    value = s7 + w * value
+    value = s6 + w * value
+    value = s5 + w * value
+    value = s4 + w * value
+    value = s3 + w * value
+    value = s2 + w * value
+    value = s1 + w * value
+    value = s0 + w * value
+    return u * value
+
+
+@no_type_check
+def half_power(r):
+    """2^-r for |r| <= 1/2."""
+    p0, p1, p2, p3, p4, p5, p6, p7, p8, p9, p10, p11, p12, p13 = POWER
+    value = p12 + r * p13
+    value = p11 + r * value
+    value = p10 + r * value
+    value = p9 + r * value
+    value = p8 + r * value
+    value = p7 + r * value
+    value = p6 + r * value
+    value = p5 + r * value
+    value = p4 + r * value
+    value = p3 + r * value
+    value = p2 + r * value
+    value = p1 + r * value
+    return p0 + r * value
+
+
+@no_type_check
+def inverse_power(n):
+    """2^-n for a whole number n; a table would be read one mode at a time."""
+    exponent = np.int64(1023 - np.int32(n))
+    bits = np.int64(exponent << np.int64(52))
+    return bits.view(np.float64)
 
 
 @no_type_check
 def moved(state, d, sinusoids, x, y, a, b):
-    """``state`` moved on by ``d`` into x + i y; a + i b is what it was multiplied by."""
+    """``state`` moved on by ``d`` into x + i y; a + i b is what it was multiplied by.
+
+    A part that has faded is set to 0: it would stay at numbers that are slow.
+    """
     turns(d, sinusoids, 0, a, b)
-    tiny, zero = (
-        x.dtype.type(1e-30),
-        x.dtype.type(0.0),
-    )  # left to fade, a mode would stay at numbers that are slow
+    tiny = x.dtype.type(1e-30)
+    zero = x.dtype.type(0.0)
     for j in range(len(x)):
         re = state[j].real
         im = state[j].imag
         u = re * a[j] - im * b[j]
         v = re * b[j] + im * a[j]
-        x[j], y[j] = u if abs(u) > tiny else zero, v if abs(v) > tiny else zero
+        x[j] = u if abs(u) > tiny else zero
+        y[j] = v if abs(v) > tiny else zero
 
 
 @no_type_check
@@ -583,6 +719,15 @@ def read_out(x, y, re, im):
     for j in range(len(x)):
         total += x[j] * re[j] + y[j] * im[j]
     return total
+
+
+@no_type_check
+def step(u, v, c, s, p, q, total):
+    """u + i v times c + i s, and the sum of ``total`` and the read-out of the product."""
+    later_u = u * c - v * s
+    later_v = u * s + v * c
+    total += later_u * p + later_v * q
+    return later_u, later_v, total
 
 
 @no_type_check
@@ -600,59 +745,53 @@ def eight(x, y, a, b, re, im, later_x, later_y, z):
         s = b[j]
         p = re[j]
         q = im[j]
-        u, v = u * c - v * s, u * s + v * c
-        t1 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t2 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t3 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t4 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t5 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t6 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t7 += u * p + v * q
-        u, v = u * c - v * s, u * s + v * c
-        t8 += u * p + v * q
-        later_x[j], later_y[j] = u, v
-    z[0], z[1], z[2], z[3], z[4], z[5], z[6], z[7] = t1, t2, t3, t4, t5, t6, t7, t8
+        u, v, t1 = step(u, v, c, s, p, q, t1)
+        u, v, t2 = step(u, v, c, s, p, q, t2)
+        u, v, t3 = step(u, v, c, s, p, q, t3)
+        u, v, t4 = step(u, v, c, s, p, q, t4)
+        u, v, t5 = step(u, v, c, s, p, q, t5)
+        u, v, t6 = step(u, v, c, s, p, q, t6)
+        u, v, t7 = step(u, v, c, s, p, q, t7)
+        u, v, t8 = step(u, v, c, s, p, q, t8)
+        later_x[j] = u
+        later_y[j] = v
+    z[0] = t1
+    z[1] = t2
+    z[2] = t3
+    z[3] = t4
+    z[4] = t5
+    z[5] = t6
+    z[6] = t7
+    z[7] = t8
 
 
 @no_type_check
-def stepped_values(own, left, width, panels, sinusoids, read, space, z):
+def stepped_values(own, left, width, panels, model, work):
     """Read-outs at the nodes of panels of [left, left + width], by multiplication from node to
-    node, into (M, Q) ``z``.
+    node, into (M, Q) ``z`` of the workspace.
     """
-    M = len(read)
-    x = space[0]
-    y = space[1]
-    a = space[2]
-    b = space[3]
-    later_x = space[4]
-    later_y = space[5]
+    read = model.read
+    z = work.z
+    x = work.modes[0]
+    y = work.modes[1]
+    a = work.modes[2]
+    b = work.modes[3]
+    later_x = work.modes[4]
+    later_y = work.modes[5]
     if left > 0.0:
-        moved(own, left, sinusoids, x, y, a, b)
+        moved(own, left, model.sinusoids, x, y, a, b)
     else:
         for j in range(len(x)):
-            x[j], y[j] = own[j].real, own[j].imag
-    turns(width / (PANEL * panels), sinusoids, 0, a, b)
-    for m in range(M):
+            x[j] = own[j].real
+            y[j] = own[j].imag
+    turns(width / (PANEL * panels), model.sinusoids, 0, a, b)
+    for m in range(len(read)):
         z[m, 0] = read_out(x, y, read[m, 0], read[m, 1])
     for p in range(panels):
-        for m in range(M):
-            eight(
-                x,
-                y,
-                a,
-                b,
-                read[m, 0],
-                read[m, 1],
-                later_x,
-                later_y,
-                z[m, PANEL * p + 1 : PANEL * (p + 1) + 1],
-            )
+        first = PANEL * p + 1
+        for m in range(len(read)):
+            values = z[m, first : first + PANEL]
+            eight(x, y, a, b, read[m, 0], read[m, 1], later_x, later_y, values)
         x, y, later_x, later_y = later_x, later_y, x, y
 
 
@@ -674,13 +813,17 @@ def four(block, x, y, row, table, c, m, p, n):
 
 
 @no_type_check
-def coefficients(own, gap, series, x, y, c, ready, kept, row):
-    """The coefficients of the pieces that a gap in the model's unit takes, into (M, P, N) ``c``;
-    how many pieces, or 0 if the series do not reach so far. (B, J / B) x and y are scratch space.
+def coefficients(own, gap, series, work, ready, kept, row):
+    """The coefficients of the pieces that a gap in the model's unit takes, into ``terms`` of the
+    workspace; how many pieces, or 0 if the series do not reach so far.
 
     The first pieces are kept in (R, M, P', N) ``kept``, those of a ``row`` as long as ready[row]
     counts them.
     """
+    x = work.x
+    y = work.y
+    c = work.terms
+    marks, _, longest = c.shape
     most, blocks = series.terms.shape
     if most == 0 or not gap <= series.ends[most]:
         return 0
@@ -688,19 +831,21 @@ def coefficients(own, gap, series, x, y, c, ready, kept, row):
     while series.ends[pieces] < gap:
         pieces += 1
     have = min(ready[row], pieces)
-    for m in range(c.shape[0]):
+    for m in range(marks):
         for p in range(have):
-            for n in range(c.shape[2]):
+            for n in range(longest):
                 c[m, p, n] = kept[row, m, p, n]
     if have == pieces:
         return pieces
     size = x.shape[1]
     for b in range(blocks):
         for j in range(size):
-            x[b, j], y[b, j] = own[b * size + j].real, own[b * size + j].imag
-    for m in range(c.shape[0]):
+            mode = own[b * size + j]
+            x[b, j] = mode.real
+            y[b, j] = mode.imag
+    for m in range(marks):
         for p in range(have, pieces):
-            for n in range(c.shape[2]):
+            for n in range(longest):
                 c[m, p, n] = 0.0
             for b in range(blocks):
                 terms = series.terms[p, b]
@@ -708,57 +853,71 @@ def coefficients(own, gap, series, x, y, c, ready, kept, row):
                 for n in range(0, terms, GROUP):
                     four(b, x, y, first + n, series.table, c, m, p, n)
     keep = min(pieces, kept.shape[2])
-    for m in range(c.shape[0]):
+    for m in range(marks):
         for p in range(have, keep):
-            for n in range(c.shape[2]):
+            for n in range(longest):
                 kept[row, m, p, n] = c[m, p, n]
     ready[row] = max(have, keep)
     return pieces
 
 
 @no_type_check
-def series_values(left, width, steps, series, pieces, c, work, z):
+def negligible_from(c, m, p, error):
+    """The number of the first coefficient, a multiple of GROUP, from which on all of them together
+    are below ``error``.
+    """
+    most = c.shape[2]
+    rest = 0.0
+    while most > GROUP and rest + abs(c[m, p, most - 1]) <= error:
+        most -= 1
+        rest += abs(c[m, p, most])
+    return (most + GROUP - 1) // GROUP * GROUP
+
+
+@no_type_check
+def series_values(left, width, steps, series, pieces, work):
     """Read-outs at nodes 0..steps of [left, left + width], in the model's unit, by Clenshaw's
-    recurrence, into (M, Q) ``z``.
+    recurrence, into (M, Q) ``z`` of the workspace.
 
     The last terms are left out where all of them together are below the error of the series. Four
     terms are added in one pass over the nodes.
     """
+    c = work.terms
+    nodes = work.nodes
     step = width / steps
     done = 0
     for p in range(pieces):
         begin = series.ends[p]
         end = series.ends[p + 1]
-        first = done
         half = (end - begin) / 2
+        first = done
         while done <= steps and (p == pieces - 1 or left + done * step <= end):
             done += 1
         count = done - first
         for i in range(count):
-            work[0, i] = 2.0 * ((left + (first + i) * step - begin) / half - 1.0)
+            since = left + (first + i) * step - begin
+            nodes[0, i] = 2.0 * (since / half - 1.0)
         for m in range(c.shape[0]):
-            most = c.shape[2]
-            rest = 0.0
-            while most > GROUP and rest + abs(c[m, p, most - 1]) <= series.error:
-                most -= 1
-                rest += abs(c[m, p, most])
-            most = (most + GROUP - 1) // GROUP * GROUP
+            most = negligible_from(c, m, p, series.error)
             for i in range(count):
-                work[1, i], work[2, i] = 0.0, 0.0
+                nodes[1, i] = 0.0
+                nodes[2, i] = 0.0
             for n in range(most - GROUP, -1, -GROUP):
                 c0 = c[m, p, n]
                 c1 = c[m, p, n + 1]
                 c2 = c[m, p, n + 2]
                 c3 = c[m, p, n + 3]
                 for i in range(count):
-                    t = work[0, i]
-                    b3 = c3 + t * work[1, i] - work[2, i]
-                    b2 = c2 + t * b3 - work[1, i]
+                    t = nodes[0, i]
+                    b4 = nodes[1, i]
+                    b5 = nodes[2, i]
+                    b3 = c3 + t * b4 - b5
+                    b2 = c2 + t * b3 - b4
                     b1 = c1 + t * b2 - b3
-                    work[2, i] = b1
-                    work[1, i] = c0 + t * b1 - b2
+                    nodes[2, i] = b1
+                    nodes[1, i] = c0 + t * b1 - b2
             for i in range(count):
-                z[m, first + i] = work[1, i] - 0.5 * work[0, i] * work[2, i]
+                work.z[m, first + i] = nodes[1, i] - 0.5 * nodes[0, i] * nodes[2, i]
 
 
 @no_type_check
@@ -770,20 +929,7 @@ def exponential(x):
     v = v if v < HIGHEST else HIGHEST
     h = -LOG2_E * v
     n = np.floor(h + 0.5)
-    r = h - n
-    f = POWER[6] + r * (
-        POWER[7]
-        + r
-        * (
-            POWER[8]
-            + r * (POWER[9] + r * (POWER[10] + r * (POWER[11] + r * (POWER[12] + r * POWER[13]))))
-        )
-    )
-    f = POWER[0] + r * (
-        POWER[1] + r * (POWER[2] + r * (POWER[3] + r * (POWER[4] + r * (POWER[5] + r * f))))
-    )
-    bits = np.int64(1023 - np.int32(n)) << np.int64(52)  # of 2^-n
-    f *= np.int64(bits).view(np.float64)
+    f = half_power(h - n) * inverse_power(n)
     f = f if x >= LOWEST else 0.0
     return f if x <= HIGHEST else x + np.inf  # infinite, or no number where x is none
 
@@ -793,69 +939,99 @@ def log_one_plus(t):
     """log(1 + t) for t from 0 to 1, as 2 artanh(t / (2 + t)), without a call."""
     s = t / (2.0 + t)
     w = s * s
-    f = 1 / 19 + w * (
-        1 / 21
-        + w * (1 / 23 + w * (1 / 25 + w * (1 / 27 + w * (1 / 29 + w * (1 / 31 + w * (1 / 33))))))
-    )
-    f = 1 / 9 + w * (1 / 11 + w * (1 / 13 + w * (1 / 15 + w * (1 / 17 + w * f))))
-    return 2.0 * s * (1.0 + w * (1 / 3 + w * (1 / 5 + w * (1 / 7 + w * f))))
+    f = 1 / 31 + w * (1 / 33)
+    f = 1 / 29 + w * f
+    f = 1 / 27 + w * f
+    f = 1 / 25 + w * f
+    f = 1 / 23 + w * f
+    f = 1 / 21 + w * f
+    f = 1 / 19 + w * f
+    f = 1 / 17 + w * f
+    f = 1 / 15 + w * f
+    f = 1 / 13 + w * f
+    f = 1 / 11 + w * f
+    f = 1 / 9 + w * f
+    f = 1 / 7 + w * f
+    f = 1 / 5 + w * f
+    f = 1 / 3 + w * f
+    f = 1.0 + w * f
+    return 2.0 * s * f
 
 
 @no_type_check
-def curves(curve, steps, first, step, shape, work, into):
-    """A spline at nodes 0..steps, ``step`` apart from ``first`` on in units of its intervals, into
-    a row of ``work``.
-    """
+def softplus(x):
+    """log(1 + e^x), without a call."""
+    rest = exponential(-abs(x))
+    return max(x, 0.0) + log_one_plus(rest)
+
+
+@no_type_check
+def cell_of(at, shape):
+    """The interval of the splines that holds ``at``, in units of their width."""
     last = len(shape.cubics) - 1.0
-    cell = int(min(first, last))
-    if cell == int(min(first + steps * step, last)):
+    return int(min(at, last))
+
+
+@no_type_check
+def cubic(low, u):
+    """A cubic at ``u``, given its four coefficients."""
+    value = low[2] + u * low[3]
+    value = low[1] + u * value
+    return low[0] + u * value
+
+
+@no_type_check
+def curves(curve, steps, first, step, shape, nodes):
+    """A spline at nodes 0..steps, ``step`` apart from ``first`` on in units of its intervals, into
+    row 0 of ``nodes``.
+    """
+    cell = cell_of(first, shape)
+    if cell == cell_of(first + steps * step, shape):
         a0 = shape.cubics[cell, curve, 0]
         a1 = shape.cubics[cell, curve, 1]
         a2 = shape.cubics[cell, curve, 2]
         a3 = shape.cubics[cell, curve, 3]
         for q in range(steps + 1):
             u = first - cell + q * step
-            work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
+            nodes[0, q] = a0 + u * (a1 + u * (a2 + u * a3))
         return
     for q in range(steps + 1):
-        cell = int(min(first + q * step, last))
-        a0 = shape.cubics[cell, curve, 0]
-        a1 = shape.cubics[cell, curve, 1]
-        a2 = shape.cubics[cell, curve, 2]
-        a3 = shape.cubics[cell, curve, 3]
-        u = first + q * step - cell
-        work[into, q] = a0 + u * (a1 + u * (a2 + u * a3))
+        at = first + q * step
+        cell = cell_of(at, shape)
+        u = at - cell
+        nodes[0, q] = cubic(shape.cubics[cell, curve], u)
 
 
 @no_type_check
-def rates(z, steps, left, width, shape, total, work):
+def rates(z, steps, left, width, shape, total, nodes):
     """The rate of all marks at nodes 0..steps of [left, left + width], per unit of the model's
     time, into (Q,) ``total``; (M, Q) z.
     """
-    M = len(z)
+    marks = len(z)
     first = left / shape.cell
     step = width / shape.cell / steps
     for q in range(steps + 1):
         total[q] = 0.0
-    for m in range(M):
+    for m in range(marks):
         bias = shape.bias[m]
         size = shape.size[m]
         level = shape.level[m]
-        curves(M + m, steps, first, step, shape, work, 0)
+        curves(marks + m, steps, first, step, shape, nodes)
         if shape.link == 0:
             for q in range(steps + 1):
-                total[q] += work[0, q] + z[m, q] + bias
+                total[q] += nodes[0, q] + z[m, q] + bias
         elif shape.link == 1:
             for q in range(steps + 1):
-                total[q] += exponential(work[0, q] + z[m, q] + bias)
+                x = nodes[0, q] + z[m, q] + bias
+                total[q] += exponential(x)
         else:
             for q in range(steps + 1):
-                x = work[0, q] + z[m, q] + bias
-                total[q] += size * (max(x, 0.0) + log_one_plus(exponential(-abs(x))))
+                x = nodes[0, q] + z[m, q] + bias
+                total[q] += size * softplus(x)
         if shape.splined_base:
-            curves(m, steps, first, step, shape, work, 0)
+            curves(m, steps, first, step, shape, nodes)
             for q in range(steps + 1):
-                total[q] += exponential(work[0, q])
+                total[q] += exponential(nodes[0, q])
         else:
             for q in range(steps + 1):
                 total[q] += level
@@ -867,19 +1043,23 @@ def log_rate(z, m, M, time, shape):
     overflow.
     """
     at = time / shape.cell
-    cell = int(min(at, len(shape.cubics) - 1.0))
+    cell = cell_of(at, shape)
     u = at - cell
-    low = shape.cubics[cell, m]
+    base = cubic(shape.cubics[cell, m], u)
     high = shape.cubics[cell, M + m]
-    base = low[0] + u * (low[1] + u * (low[2] + u * low[3]))
     x = z + shape.bias[m] + high[0] + u * (high[1] + u * (high[2] + u * high[3]))
     if shape.link == 0:
         return np.log(np.exp(base) + x) - shape.log_unit
-    if shape.link == 2:  # below -36 the logarithm of softplus is its argument
-        x = np.log(shape.size[m]) + (
-            x if x < -36.0 else np.log(max(x, 0.0) + np.log1p(np.exp(-abs(x))))
-        )
-    return max(base, x) + np.log1p(np.exp(-abs(base - x))) - shape.log_unit
+    if shape.link == 2:
+        log_size = np.log(shape.size[m])
+        if x < -36.0:  # where the logarithm of softplus is its argument
+            bent = x
+        else:
+            rest = np.exp(-abs(x))
+            bent = np.log(max(x, 0.0) + np.log1p(rest))
+        x = log_size + bent
+    rest = np.exp(-abs(base - x))
+    return max(base, x) + np.log1p(rest) - shape.log_unit
 
 
 @no_type_check
@@ -887,19 +1067,24 @@ def integrated(total, panels, width, care):
     """The integral of a rate given at the nodes of panels, and its error, as `dapp_step` estimates
     it.
     """
+    rule = care.rule
     value = doubt = 0.0
     for p in range(panels):
         mean = c5 = c6 = c7 = c8 = 0.0
         for i in range(PANEL + 1):
             rate = total[PANEL * p + i]
-            mean += care.rule[0, i] * rate
-            c5 += care.rule[1, i] * rate
-            c6 += care.rule[2, i] * rate
-            c7 += care.rule[3, i] * rate
-            c8 += care.rule[4, i] * rate
+            mean += rule[0, i] * rate
+            c5 += rule[1, i] * rate
+            c6 += rule[2, i] * rate
+            c7 += rule[3, i] * rate
+            c8 += rule[4, i] * rate
         before = max(abs(c5), abs(c6))
         end = max(abs(c7), abs(c8))
-        falling = care.edge if p == 0 else (end / before if end < before else 1.0)
+        falling = 1.0
+        if p == 0:
+            falling = care.edge
+        elif end < before:
+            falling = end / before
         value += mean
         doubt += end * falling
     return value * width / panels, doubt * width / panels
@@ -918,18 +1103,15 @@ def cut(stack, top, since, shape):
     at = since + left
     if shape.length > 0.0:
         knot = (np.floor(at / shape.cell) + 1.0) * shape.cell - at
-        if 1e-9 * width < knot < width and at + knot <= shape.length * (1 + 1e-12):
+        inside = 1e-9 * width < knot < width
+        if inside and at + knot <= shape.length * (1 + 1e-12):
             first = knot
     share = allowed * first / width
-    stack[top, 0], stack[top, 1], stack[top, 2], stack[top, 3] = (
-        left + first,
-        width - first,
-        allowed - share,
-        depth + 1.0,
-    )
-    stack[top + 1, 0], stack[top + 1, 1], stack[top + 1, 2], stack[top + 1, 3] = (
-        left,
-        first,
-        share,
-        depth + 1.0,
-    )
+    stack[top, 0] = left + first
+    stack[top, 1] = width - first
+    stack[top, 2] = allowed - share
+    stack[top, 3] = depth + 1.0
+    stack[top + 1, 0] = left
+    stack[top + 1, 1] = first
+    stack[top + 1, 2] = share
+    stack[top + 1, 3] = depth + 1.0

@@ -38,6 +38,43 @@ FINER = 8  # parts into which the time between two candidates is divided at the 
 BETTER = 1e-9  # relative to the reach: smaller improvements are rounding
 
 
+class Grouped(NamedTuple):
+    """Events of one forecast type by type, and path by path in each."""
+
+    times: np.ndarray
+    paths: np.ndarray
+    begin: np.ndarray  # (M + 1,): where each type begins
+    longest: int  # the most events of one type on one path
+
+
+class Tables(NamedTuple):
+    """Space for F and B of :func:`best_matching` on one path, row by row."""
+
+    ahead: np.ndarray
+    behind: np.ndarray
+
+
+class Chosen(NamedTuple):
+    """The predictions of one forecast."""
+
+    times: np.ndarray  # (M, steps + 1): of each type, in order
+    size: np.ndarray  # (M,)
+    pick_type: np.ndarray  # (steps,): the type of each prediction, in the order of their choice
+    pick_time: np.ndarray  # (steps,)
+
+
+class Candidates(NamedTuple):
+    """Times at which one more prediction of each type may be put, and what it would gain."""
+
+    times: np.ndarray  # (M, most)
+    gains: np.ndarray  # (M, most)
+    size: np.ndarray  # (M,)
+    best_gain: np.ndarray  # (M,)
+    best_place: np.ndarray  # (M,)
+    wide_times: np.ndarray  # the candidates of one type and the neighbourhood of a prediction
+    wide_gains: np.ndarray
+
+
 class Loops(NamedTuple):
     """Functions of this file as machine code."""
 
@@ -50,7 +87,9 @@ class Loops(NamedTuple):
 def load() -> Loops:
     """The three as machine code, cached on disk between runs if possible."""
     ordered = (slot_of, largest, keep_sorted, drop, place_candidates, surroundings)
-    helpers = (weight, *ordered, best_matching, add_gains, group_by_type)
+    matching = (weight, best_matching, remaining_matching, add_gains, group_by_type)
+    choosing = (add, remove, renew_gains, greedy, exchange, improve)
+    helpers = (of_type, *ordered, *matching, *choosing)
     own = (sys.modules[__name__],)
     code = machine_code(own, (transport, coverage, values), helpers, fastmath=False)
     return Loops(**code)
@@ -58,9 +97,22 @@ def load() -> Loops:
 
 @no_type_check  # here and below: numba has its own types
 def transport(
-    first, step, times, marks, offsets, paths, types, steps, reach, price, most, into_times,
-    into_marks, counts, gains,
-):  # fmt: skip
+    first,
+    step,
+    times,
+    marks,
+    offsets,
+    paths,
+    types,
+    steps,
+    reach,
+    price,
+    most,
+    into_times,
+    into_marks,
+    counts,
+    gains,
+):
     """Predictions that minimise the expected transport distance, of forecasts ``first``,
     ``first + step``, ...
 
@@ -74,112 +126,160 @@ def transport(
         gains: (R,), the mean of W.
     """
     rows = (len(offsets) - 1) // paths
-    table_gain = np.empty((types, most))
-    table_time = np.empty((types, most))
-    table_size = np.zeros(types, dtype=np.int64)
-    best_gain = np.empty(types)
-    best_place = np.zeros(types, dtype=np.int64)
-    wide_time = np.empty(most + 2 * FINER + 1)
-    wide_gain = np.empty(most + 2 * FINER + 1)
-    chosen = np.empty((types, steps + 1))
-    size = np.zeros(types, dtype=np.int64)
-    pick_type = np.empty(steps, dtype=np.int64)
-    pick_time = np.empty(steps)
+    widest = most + 2 * FINER + 1
+    candidates = Candidates(
+        np.empty((types, most)),
+        np.empty((types, most)),
+        np.zeros(types, dtype=np.int64),
+        np.empty(types),
+        np.zeros(types, dtype=np.int64),
+        np.empty(widest),
+        np.empty(widest),
+    )
+    chosen = Chosen(
+        np.empty((types, steps + 1)),
+        np.zeros(types, dtype=np.int64),
+        np.empty(steps, dtype=np.int64),
+        np.empty(steps),
+    )
     for r in range(first, rows, step):
-        low = offsets[r * paths]
-        high = offsets[(r + 1) * paths]
-        own_times, own_paths, begin, longest = group_by_type(
-            times, marks, offsets, r, paths, types, low, high
-        )
-        ahead = np.empty((steps + 1) * (longest + 1))
-        behind = np.empty((steps + 1) * (longest + 1))
+        events = group_by_type(times, marks, offsets, r, paths, types)
+        room = (steps + 1) * (events.longest + 1)
+        tables = Tables(np.empty(room), np.empty(room))
         for m in range(types):
-            size[m] = 0
-            table_size[m] = place_candidates(own_times, begin[m], begin[m + 1], table_time[m])
-            n = table_size[m]
-            add_gains(
-                TRANSPORT, reach, own_times, own_paths, begin[m], begin[m + 1], chosen[m], 0,
-                table_time[m, :n], ahead, behind, table_gain[m, :n], paths,
-            )  # fmt: skip
-            best_gain[m], best_place[m] = largest(table_gain[m, :n])
-        count = 0
-        total = 0.0
-        while count < steps:
-            gain, m = largest(best_gain)
-            if gain < 0.0 or (price >= 0.0 and gain <= price):
-                break
-            time = table_time[m, best_place[m]]
-            pick_type[count] = m
-            pick_time[count] = time
-            count += 1
-            total += gain
-            keep_sorted(chosen[m], size[m], time)
-            size[m] += 1
-            n = table_size[m]
-            add_gains(
-                TRANSPORT, reach, own_times, own_paths, begin[m], begin[m + 1], chosen[m], size[m],
-                table_time[m, :n], ahead, behind, table_gain[m, :n], paths,
-            )  # fmt: skip
-            best_gain[m], best_place[m] = largest(table_gain[m, :n])
+            chosen.size[m] = 0
+            begin = events.begin[m]
+            end = events.begin[m + 1]
+            candidates.size[m] = place_candidates(events.times, begin, end, candidates.times[m])
+            renew_gains(m, reach, paths, events, chosen, candidates, tables)
+        count, total = greedy(steps, reach, price, paths, events, chosen, candidates, tables)
         for _ in range(SWEEPS):
-            improved = False
-            for k in range(count):
-                m = pick_type[k]
-                time = pick_time[k]
-                drop(chosen[m], size[m], time)
-                size[m] -= 1
-                # What a prediction is worth beside the others: at the time of this one, in small
-                # steps up to the candidates on both sides, and at all candidates.
-                n, place = surroundings(table_time[m], table_size[m], time, wide_time)
-                add_gains(
-                    TRANSPORT, reach, own_times, own_paths, begin[m], begin[m + 1], chosen[m],
-                    size[m], wide_time[:n], ahead, behind, wide_gain[:n], paths,
-                )  # fmt: skip
-                worth = wide_gain[place]
-                new_gain, place = largest(wide_gain[:n])
-                new_type = m
-                new_time = wide_time[place]
-                for other in range(types):
-                    if other != m and best_gain[other] > new_gain:
-                        new_gain = best_gain[other]
-                        new_type = other
-                        new_time = table_time[other, best_place[other]]
-                if new_gain <= worth + BETTER * reach:
-                    keep_sorted(chosen[m], size[m], time)
-                    size[m] += 1
-                    continue
-                improved = True
-                total += new_gain - worth
-                pick_type[k] = new_type
-                pick_time[k] = new_time
-                keep_sorted(chosen[new_type], size[new_type], new_time)
-                size[new_type] += 1
-                changed = m
-                while True:
-                    n = table_size[changed]
-                    add_gains(
-                        TRANSPORT, reach, own_times, own_paths, begin[changed], begin[changed + 1],
-                        chosen[changed], size[changed], table_time[changed, :n], ahead, behind,
-                        table_gain[changed, :n], paths,
-                    )  # fmt: skip
-                    best_gain[changed], best_place[changed] = largest(table_gain[changed, :n])
-                    if changed == new_type:
-                        break
-                    changed = new_type
+            improved, total = improve(
+                count, total, reach, paths, events, chosen, candidates, tables
+            )
             if not improved:
                 break
-        order = np.argsort(pick_time[:count])
+        order = np.argsort(chosen.pick_time[:count])
         for k in range(count):
-            into_times[r, k] = pick_time[order[k]]
-            into_marks[r, k] = pick_type[order[k]]
+            into_times[r, k] = chosen.pick_time[order[k]]
+            into_marks[r, k] = chosen.pick_type[order[k]]
         counts[r] = count
         gains[r] = total
 
 
 @no_type_check
+def add(m, time, chosen):
+    """Add a prediction of type ``m``."""
+    keep_sorted(chosen.times[m], chosen.size[m], time)
+    chosen.size[m] += 1
+
+
+@no_type_check
+def remove(m, time, chosen):
+    """Remove a prediction of type ``m``."""
+    drop(chosen.times[m], chosen.size[m], time)
+    chosen.size[m] -= 1
+
+
+@no_type_check
+def renew_gains(m, reach, paths, events, chosen, candidates, tables):
+    """The gains of all candidates of type ``m``, and the largest of them."""
+    n = candidates.size[m]
+    gains = candidates.gains[m, :n]
+    times = candidates.times[m, :n]
+    own = chosen.times[m]
+    add_gains(TRANSPORT, reach, m, events, own, chosen.size[m], times, tables, gains, paths)
+    candidates.best_gain[m], candidates.best_place[m] = largest(gains)
+
+
+@no_type_check
+def greedy(steps, reach, price, paths, events, chosen, candidates, tables):
+    """Add predictions one by one, each where the gain is largest. Returns their number and the mean
+    of W.
+    """
+    count = 0
+    total = 0.0
+    while count < steps:
+        gain, m = largest(candidates.best_gain)
+        if gain < 0.0 or (price >= 0.0 and gain <= price):
+            break
+        time = candidates.times[m, candidates.best_place[m]]
+        chosen.pick_type[count] = m
+        chosen.pick_time[count] = time
+        count += 1
+        total += gain
+        add(m, time, chosen)
+        renew_gains(m, reach, paths, events, chosen, candidates, tables)
+    return count, total
+
+
+@no_type_check
+def improve(count, total, reach, paths, events, chosen, candidates, tables):
+    """Exchange each prediction for a better one where there is one. Returns whether that was so,
+    and the mean of W.
+    """
+    improved = False
+    for k in range(count):
+        m = chosen.pick_type[k]
+        time = chosen.pick_time[k]
+        remove(m, time, chosen)
+        worth, gain, new_type, new_time = exchange(
+            m, time, reach, paths, events, chosen, candidates, tables
+        )
+        if gain <= worth + BETTER * reach:
+            add(m, time, chosen)
+            continue
+        improved = True
+        total += gain - worth
+        chosen.pick_type[k] = new_type
+        chosen.pick_time[k] = new_time
+        add(new_type, new_time, chosen)
+        renew_gains(m, reach, paths, events, chosen, candidates, tables)
+        if new_type != m:
+            renew_gains(new_type, reach, paths, events, chosen, candidates, tables)
+    return improved, total
+
+
+@no_type_check
+def exchange(m, time, reach, paths, events, chosen, candidates, tables):
+    """What a prediction of type ``m`` at ``time`` is worth beside the others, and the gain, the
+    type and the time of the best one instead of it.
+
+    It is compared with the same type at its time, in small steps up to the candidates on both
+    sides, and at all candidates of all types.
+    """
+    n, place = surroundings(candidates.times[m], candidates.size[m], time, candidates.wide_times)
+    times = candidates.wide_times[:n]
+    gains = candidates.wide_gains[:n]
+    own = chosen.times[m]
+    add_gains(TRANSPORT, reach, m, events, own, chosen.size[m], times, tables, gains, paths)
+    worth = gains[place]
+    gain, place = largest(gains)
+    new_type = m
+    new_time = times[place]
+    for other in range(len(candidates.best_gain)):
+        if other != m and candidates.best_gain[other] > gain:
+            gain = candidates.best_gain[other]
+            new_type = other
+            new_time = candidates.times[other, candidates.best_place[other]]
+    return worth, gain, new_type, new_time
+
+
+@no_type_check
 def coverage(
-    first, step, times, marks, offsets, paths, types, grid, reach, most, least, confidence
-):  # fmt: skip
+    first,
+    step,
+    times,
+    marks,
+    offsets,
+    paths,
+    types,
+    grid,
+    reach,
+    most,
+    least,
+    confidence,
+):
     """The probability of each (type, time of ``grid``) to be matched, if those with more confidence
     are matched first, into (R, M, Q) ``confidence``; of forecasts ``first``, ``first + step``, ...
 
@@ -191,19 +291,14 @@ def coverage(
     gain = np.empty(len(grid))
     chosen = np.empty(most + 1)
     for r in range(first, rows, step):
-        own_times, own_paths, begin, longest = group_by_type(
-            times, marks, offsets, r, paths, types, offsets[r * paths], offsets[(r + 1) * paths]
-        )
-        ahead = np.empty((most + 1) * (longest + 1))
-        behind = np.empty((most + 1) * (longest + 1))
+        events = group_by_type(times, marks, offsets, r, paths, types)
+        room = (most + 1) * (events.longest + 1)
+        tables = Tables(np.empty(room), np.empty(room))
         for m in range(types):
             confidence[r, m, :] = 0.0
             size = 0
-            while size < most and begin[m + 1] > begin[m]:
-                add_gains(
-                    COVERAGE, reach, own_times, own_paths, begin[m], begin[m + 1], chosen, size,
-                    grid, ahead, behind, gain, paths,
-                )  # fmt: skip
+            while size < most and events.begin[m + 1] > events.begin[m]:
+                add_gains(COVERAGE, reach, m, events, chosen, size, grid, tables, gain, paths)
                 for q in range(len(grid)):
                     if confidence[r, m, q] > 0.0:
                         gain[q] = 0.0
@@ -217,7 +312,16 @@ def coverage(
 
 @no_type_check
 def values(
-    kind, reach, times, marks, offsets, other_times, other_marks, other_offsets, types, into
+    kind,
+    reach,
+    times,
+    marks,
+    offsets,
+    other_times,
+    other_marks,
+    other_offsets,
+    types,
+    into,
 ):
     """W of each of S predictions and its sequence of events, into (S,) ``into``; both in order of
     time.
@@ -233,23 +337,28 @@ def values(
     for s in range(len(into)):
         total = 0.0
         for m in range(types):
-            n = 0
-            for i in range(offsets[s], offsets[s + 1]):
-                if marks[i] == m:
-                    a[n] = times[i]
-                    n += 1
+            n = of_type(m, times, marks, offsets[s], offsets[s + 1], a)
             if n == 0:
                 continue
-            k = 0
-            for j in range(other_offsets[s], other_offsets[s + 1]):
-                if other_marks[j] == m:
-                    b[k] = other_times[j]
-                    k += 1
+            k = of_type(m, other_times, other_marks, other_offsets[s], other_offsets[s + 1], b)
             if k == 0:
                 continue
             best_matching(kind, reach, a, n, b, 0, k, table)
             total += table[n * (k + 1) + k]
         into[s] = total
+
+
+@no_type_check
+def of_type(m, times, marks, low, high, into):
+    """The times of events of type ``m`` from ``low`` to ``high``, into ``into``. Returns their
+    number.
+    """
+    n = 0
+    for i in range(low, high):
+        if marks[i] == m:
+            into[n] = times[i]
+            n += 1
+    return n
 
 
 @no_type_check
@@ -281,24 +390,44 @@ def best_matching(kind, reach, chosen, n, events, low, k, table):
     for j in range(width):
         table[j] = 0.0
     for i in range(1, n + 1):
-        table[i * width] = 0.0
+        above = (i - 1) * width
+        row = i * width
+        table[row] = 0.0
         for j in range(1, width):
-            best = max(table[(i - 1) * width + j], table[i * width + j - 1])
             w = weight(kind, reach, abs(chosen[i - 1] - events[low + j - 1]))
-            table[i * width + j] = max(best, table[(i - 1) * width + j - 1] + w)
+            apart = max(table[above + j], table[row + j - 1])
+            table[row + j] = max(apart, table[above + j - 1] + w)
 
 
 @no_type_check
-def add_gains(
-    kind, reach, times, paths, low, high, chosen, n, candidates, ahead, behind, into, count
-):  # fmt: skip
-    """The mean over ``count`` paths of what each candidate adds to ``n`` chosen predictions of a
-    type, into ``into``; ``times`` and ``paths`` from ``low`` to ``high`` are the events of that
-    type, path by path.
+def remaining_matching(kind, reach, chosen, n, events, low, k, table):
+    """B of ``n`` predictions and of ``k`` events from ``low`` on, into ``table``, row by row."""
+    width = k + 1
+    for j in range(width):
+        table[n * width + j] = 0.0
+    for i in range(n - 1, -1, -1):
+        below = (i + 1) * width
+        row = i * width
+        table[row + k] = 0.0
+        for j in range(k - 1, -1, -1):
+            w = weight(kind, reach, abs(chosen[i] - events[low + j]))
+            apart = max(table[below + j], table[row + j + 1])
+            table[row + j] = max(apart, table[below + j + 1] + w)
+
+
+@no_type_check
+def add_gains(kind, reach, m, events, chosen, n, candidates, tables, into, count):
+    """The mean over ``count`` paths of what each candidate adds to ``n`` chosen predictions of type
+    ``m``, into ``into``.
     """
+    times = events.times
+    paths = events.paths
+    ahead = tables.ahead
+    behind = tables.behind
     for c in range(len(candidates)):
         into[c] = 0.0
-    begin = low
+    begin = events.begin[m]
+    high = events.begin[m + 1]
     while begin < high:
         end = begin
         while end < high and paths[end] == paths[begin]:
@@ -306,29 +435,25 @@ def add_gains(
         k = end - begin
         width = k + 1
         best_matching(kind, reach, chosen, n, times, begin, k, ahead)
-        for j in range(width):
-            behind[n * width + j] = 0.0
-        for i in range(n - 1, -1, -1):
-            behind[i * width + k] = 0.0
-            for j in range(k - 1, -1, -1):
-                best = max(behind[(i + 1) * width + j], behind[i * width + j + 1])
-                w = weight(kind, reach, abs(chosen[i] - times[begin + j]))
-                behind[i * width + j] = max(best, behind[(i + 1) * width + j + 1] + w)
+        remaining_matching(kind, reach, chosen, n, times, begin, k, behind)
         now = ahead[n * width + k]
-        c = slot_of(candidates, len(candidates), times[begin] - reach)
-        if c > 0 and candidates[c - 1] == times[begin] - reach:
+        first = times[begin] - reach
+        last = times[end - 1] + reach
+        c = slot_of(candidates, len(candidates), first)
+        if c > 0 and candidates[c - 1] == first:
             c -= 1
         i = 0
-        while c < len(candidates) and candidates[c] <= times[end - 1] + reach:
+        while c < len(candidates) and candidates[c] <= last:
             time = candidates[c]
             while i < n and chosen[i] <= time:
                 i += 1
+            row = i * width
             best = now
             for j in range(k):
                 distance = abs(time - times[begin + j])
                 if distance <= reach:
                     w = weight(kind, reach, distance)
-                    best = max(best, ahead[i * width + j] + w + behind[i * width + j + 1])
+                    best = max(best, ahead[row + j] + w + behind[row + j + 1])
             into[c] += best - now
             c += 1
         begin = end
@@ -367,15 +492,17 @@ def surroundings(candidates, n, time, into):
         into[size] = candidates[i]
         size += 1
     if left > 0:
+        before = candidates[left - 1]
         for i in range(1, FINER):
-            into[size] = candidates[left - 1] + (time - candidates[left - 1]) * i / FINER
+            into[size] = before + (time - before) * i / FINER
             size += 1
     place = size
     into[size] = time
     size += 1
     if right < n:
+        after = candidates[right]
         for i in range(1, FINER):
-            into[size] = time + (candidates[right] - time) * i / FINER
+            into[size] = time + (after - time) * i / FINER
             size += 1
     for i in range(right, n):
         into[size] = candidates[i]
@@ -416,10 +543,11 @@ def drop(ordered, n, time):
 
 
 @no_type_check
-def group_by_type(times, marks, offsets, row, paths, types, low, high):
-    """Events of one forecast type by type, and path by path in each: their times, their paths,
-    where each type begins, and the most events of one type on one path.
-    """
+def group_by_type(times, marks, offsets, row, paths, types):
+    """The events of one forecast as :class:`Grouped`."""
+    first = row * paths
+    low = offsets[first]
+    high = offsets[first + paths]
     begin = np.zeros(types + 1, dtype=np.int64)
     for i in range(low, high):
         begin[marks[i] + 1] += 1
@@ -432,14 +560,15 @@ def group_by_type(times, marks, offsets, row, paths, types, low, high):
     seen = np.full(types, -1, dtype=np.int64)
     longest = 0
     for p in range(paths):
-        for i in range(offsets[row * paths + p], offsets[row * paths + p + 1]):
+        for i in range(offsets[first + p], offsets[first + p + 1]):
             m = marks[i]
-            own_times[place[m]] = times[i]
-            own_paths[place[m]] = p
+            at = place[m]
+            own_times[at] = times[i]
+            own_paths[at] = p
             place[m] += 1
             if seen[m] != p:
                 seen[m] = p
                 run[m] = 0
             run[m] += 1
             longest = max(longest, run[m])
-    return own_times, own_paths, begin, longest
+    return Grouped(own_times, own_paths, begin, longest)

@@ -72,13 +72,15 @@ def sweep(points, theta, alpha, beta, gamma, gradient, information):
         state[:] = 0.0
         by_u[:] = 0.0
         by_gamma[:] = 0.0
-        for p in range(points.offsets[s], points.offsets[s + 1]):
+        end = points.offsets[s + 1]
+        for p in range(points.offsets[s], end):
             m = points.marks[p]
             if m >= 0:
                 if points.scored[p]:
                     log_mu = 0.0
                     for c in range(L):
-                        log_mu += points.share[p, c] * theta[points.active[p, c], m]
+                        basis = points.active[p, c]
+                        log_mu += points.share[p, c] * theta[basis, m]
                     mu = math.exp(min(log_mu, 700.0))
                     rate = mu
                     for j in range(J):
@@ -87,12 +89,14 @@ def sweep(points, theta, alpha, beta, gamma, gradient, information):
                     value += math.log(rate)
                     count = 0
                     for c in range(L):
-                        where[count] = points.active[p, c] * M + m
+                        basis = points.active[p, c]
+                        where[count] = basis * M + m
                         part[count] = points.share[p, c] * mu / rate
                         count += 1
                     for j in range(J):
+                        row = after_theta + (j * M + m) * M
                         for n in range(M):
-                            where[count] = after_theta + (j * M + m) * M + n
+                            where[count] = row + n
                             part[count] = beta[j] * state[j, n] / rate
                             count += 1
                     for j in range(J):
@@ -114,9 +118,11 @@ def sweep(points, theta, alpha, beta, gamma, gradient, information):
                         gradient[where[a]] += part[a]
                     if wanted:
                         for a in range(count):
-                            if part[a] != 0.0:
-                                for b in range(count):
-                                    information[where[a], where[b]] += part[a] * part[b]
+                            if part[a] == 0.0:
+                                continue
+                            row = where[a]
+                            for b in range(count):
+                                information[row, where[b]] += part[a] * part[b]
                 weight = 0.0
                 for f in range(F):
                     weight += gamma[f] * points.features[p, f]
@@ -125,7 +131,7 @@ def sweep(points, theta, alpha, beta, gamma, gradient, information):
                     state[j, m] += weight
                     for f in range(F):
                         by_gamma[f, j, m] += weight * points.features[p, f]
-            if p + 1 == points.offsets[s + 1]:
+            if p + 1 == end:
                 continue
             width = points.times[p + 1] - points.times[p]
             exposure = points.exposure[p]
@@ -139,14 +145,15 @@ def sweep(points, theta, alpha, beta, gamma, gradient, information):
                     if exposure > 0.0:
                         mass = exposure * lost * state[j, n]
                         by_decay = exposure * (turned * state[j, n] + lost * by_u[j, n])
-                        for m2 in range(M):
-                            value -= alpha[j, m2, n] * mass
-                            gradient[after_theta + (j * M + m2) * M + n] -= mass
-                            gradient[after_alpha + j] -= alpha[j, m2, n] * by_decay
+                        for other in range(M):
+                            jump = alpha[j, other, n]
+                            place = after_theta + (j * M + other) * M + n
+                            value -= jump * mass
+                            gradient[place] -= mass
+                            gradient[after_alpha + j] -= jump * by_decay
                             for f in range(F):
-                                gradient[after_beta + f] -= (
-                                    alpha[j, m2, n] * exposure * lost * by_gamma[f, j, n]
-                                )
+                                by_weight = jump * exposure * lost * by_gamma[f, j, n]
+                                gradient[after_beta + f] -= by_weight
                     by_u[j, n] = kept * by_u[j, n] - turned * state[j, n]
                     state[j, n] *= kept
                     for f in range(F):

@@ -68,10 +68,10 @@ class ScoreTable:
         self.scale = scale
         self.grid = self._grid()
         marks = shift.shape[-1]
+        cells = int(self.grid.first[-1])
         self.slots = np.full((marks, marks), -1)
-        self.tables: Floats = np.zeros(
-            (1, int(self.grid.first[-1]), len(weight), 4)
-        )  # per pair: each cell's cubics, from 0 to 1
+        # per pair: each cell's cubics, from 0 to 1
+        self.tables: Floats = np.zeros((1, cells, len(weight), 4))
         self.pairs = 0
 
     def scores(self, lags: Floats, marks: Places, mark: int) -> Floats:
@@ -80,7 +80,8 @@ class ScoreTable:
         """
         d = lags / self.scale
         slot = self._slots(marks, mark)
-        octave = np.maximum(np.frexp(d * self.grid.speed)[1], 0).astype(np.int64)
+        _, exponent = np.frexp(d * self.grid.speed)
+        octave = np.maximum(exponent, 0).astype(np.int64)
         beyond = (slot < 0) | (octave >= len(self.grid.left))
         if not beyond.any():
             return self._read(d, slot, octave)
@@ -115,54 +116,58 @@ class ScoreTable:
         return slot
 
     def _read(self, d: Floats, slot: Places, octave: Places) -> Floats:
-        u = (d - self.grid.left.take(octave)) * self.grid.per_unit.take(octave)
-        first = self.grid.first.take(octave)
-        cell = np.minimum(u.astype(np.int64), self.grid.first.take(octave + 1) - first - 1)
-        u = (u - cell)[:, None]
-        cells, heads = self.tables.shape[1:3]
-        found = self.tables.reshape(-1, heads, 4).take(slot * cells + first + cell, axis=0)
-        return np.asarray(
-            (found[..., 0] + u * (found[..., 1] + u * (found[..., 2] + u * found[..., 3]))).T
-        )
+        grid = self.grid
+        first = grid.first.take(octave)
+        last = grid.first.take(octave + 1) - first - 1
+        v = (d - grid.left.take(octave)) * grid.per_unit.take(octave)
+        cell = np.minimum(v.astype(np.int64), last)
+        u = (v - cell)[:, None]
+        _, cells, heads, _ = self.tables.shape
+        cubics = self.tables.reshape(-1, heads, 4)
+        own = cubics.take(slot * cells + first + cell, axis=0)
+        value = own[..., 2] + u * own[..., 3]
+        value = own[..., 1] + u * value
+        value = own[..., 0] + u * value
+        return np.asarray(value.T)
 
     def _grid(self) -> Grid:
         """Each octave as fine as it needs to be, as many of them as there is room for."""
-        speed = max(float(np.abs(self.rate).max()), 1e-12)
+        size = np.abs(self.rate)
+        speed = max(float(size.max()), 1e-12)
         right = 2.0 ** np.arange(OCTAVES) / speed
         left = np.concatenate([[0.0], right[:-1]])
-        fourth = (
-            (self.weight * np.abs(self.rate) ** 4 * np.exp(self.rate.real * left[:, None, None]))
-            .sum(2)
-            .max(1)
-        )
-        cells = np.maximum(1, np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)).astype(
-            np.int64
-        )
+        faded = np.exp(self.rate.real * left[:, None, None])
+        each = self.weight * size**4 * faded
+        fourth = each.sum(2).max(1)
+        wanted = np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)
+        cells = np.maximum(1, wanted).astype(np.int64)
         count = int(np.searchsorted(np.cumsum(cells), CELLS, side="right"))
         cells = cells[:count]
         left = left[:count]
-        right = right[:count]
-        return Grid(speed, left, cells / (right - left), np.concatenate([[0], np.cumsum(cells)]))
+        width = right[:count] - left
+        first = np.concatenate([[0], np.cumsum(cells)])
+        return Grid(speed, left, cells / width, first)
 
     def _make(self, mark: int, other: int) -> None:
         if self.pairs == len(self.tables):
             if 2 * self.tables.nbytes > BYTES:
                 return
             self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
-        cells = np.diff(self.grid.first)
-        lags = [
-            x + np.arange(n) / p
-            for x, n, p in zip(self.grid.left, cells, self.grid.per_unit, strict=True)
-        ]
-        points = np.concatenate([*lags, self.grid.left[-1:] + cells[-1] / self.grid.per_unit[-1:]])
+        grid = self.grid
+        cells = np.diff(grid.first)
+        lags = []
+        for left, count, per_unit in zip(grid.left, cells, grid.per_unit, strict=True):
+            lags.append(left + np.arange(count) / per_unit)
+        end = grid.left[-1:] + cells[-1] / grid.per_unit[-1:]
+        points = np.concatenate([*lags, end])
         value, derivative = self._sinusoids(points, mark, other)
-        h = 1 / np.repeat(self.grid.per_unit, cells)
+        h = 1 / np.repeat(grid.per_unit, cells)
         rise = np.diff(value)
         low = h * derivative[:, :-1]
         high = h * derivative[:, 1:]
-        cubic = np.stack(
-            [value[:, :-1], low, 3 * rise - 2 * low - high, low + high - 2 * rise], -1
-        )  # (K, cells, 4)
+        square = 3 * rise - 2 * low - high
+        third = low + high - 2 * rise
+        cubic = np.stack([value[:, :-1], low, square, third], -1)  # (K, cells, 4)
         self.tables[self.pairs] = cubic.transpose(1, 0, 2)
         self.slots[mark, other] = self.pairs
         self.pairs += 1
@@ -172,18 +177,21 @@ class ScoreTable:
         N) each.
         """
         value, derivative = np.empty((2, len(self.rate), len(d)))
-        turn = self.weight * np.exp(1j * (self.shift[..., mark] - self.shift[..., other]))
+        shift = self.shift[..., mark] - self.shift[..., other]
+        turn = self.weight * np.exp(1j * shift)
         both = np.stack([turn, self.rate * turn], -1)  # (K, D, 2)
         rows = max(1, PIECE // self.rate.size)
         for i in range(0, len(d), rows):
-            lag = d[i : i + rows, None]
+            some = slice(i, i + rows)
+            lag = d[some, None]
             for k, rate in enumerate(self.rate):
                 fade = np.exp(lag * rate.real)
                 angle = lag * rate.imag
-                found = (fade * np.cos(angle)) @ both[k].real - (fade * np.sin(angle)) @ both[
-                    k
-                ].imag
-                value[k, i : i + rows], derivative[k, i : i + rows] = found.T
+                cosine = fade * np.cos(angle)
+                sine = fade * np.sin(angle)
+                found = cosine @ both[k].real - sine @ both[k].imag
+                value[k, some] = found[:, 0]
+                derivative[k, some] = found[:, 1]
         return value, derivative
 
     def _summed(self, d: Floats, marks: Places, mark: int) -> Floats:
@@ -204,7 +212,8 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
     head = np.arange(len(scores))[:, None]
     if size.shape[1] > top:
         some = np.argpartition(size, -top, axis=1)[:, -top:]
-        places = some[head, np.argsort(-size[head, some], axis=1)]
+        order = np.argsort(-size[head, some], axis=1)
+        places = some[head, order]
     else:
         places = np.argsort(-size, axis=1)
     return places, scores[head, places]
@@ -221,24 +230,30 @@ def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
     """:meth:`ScoreTable.largest` from the tables alone, into (K, top) ``places`` and ``found``;
     False where they do not suffice.
     """
-    top = places.shape[1]
+    K, top = places.shape
     for n in range(len(lags)):
         d = lags[n] / scale
         slot = slots[mark, marks[n]]
         octave = max(math.frexp(d * grid.speed)[1], 0)
         if slot < 0 or octave >= len(grid.left):
             return False
+        first = grid.first[octave]
+        last = grid.first[octave + 1] - first - 1
         u = (d - grid.left[octave]) * grid.per_unit[octave]
-        cell = min(int(u), grid.first[octave + 1] - grid.first[octave] - 1)
+        cell = min(int(u), last)
         u -= cell
-        row = tables[slot, grid.first[octave] + cell]
-        for k in range(len(places)):
-            score = row[k, 0] + u * (row[k, 1] + u * (row[k, 2] + u * row[k, 3]))
+        row = tables[slot, first + cell]
+        for k in range(K):
+            score = row[k, 2] + u * row[k, 3]
+            score = row[k, 1] + u * score
+            score = row[k, 0] + u * score
             i = min(n, top)  # the place that it takes, from the end on
             while i > 0 and abs(score) > abs(found[k, i - 1]):
                 if i < top:
-                    places[k, i], found[k, i] = places[k, i - 1], found[k, i - 1]
+                    places[k, i] = places[k, i - 1]
+                    found[k, i] = found[k, i - 1]
                 i -= 1
             if i < top:
-                places[k, i], found[k, i] = n, score
+                places[k, i] = n
+                found[k, i] = score
     return True

@@ -53,9 +53,8 @@ def attended(
     cosine = shift.cos()
     sine = shift.sin()
     read = torch.stack([weight[..., None] * cosine, weight[..., None] * sine])
-    return _Attended.apply(
-        frequency, decay, read, torch.stack([cosine, -sine]), lags, gaps, values, marks
-    )
+    drive = torch.stack([cosine, -sine])
+    return _Attended.apply(frequency, decay, read, drive, lags, gaps, values, marks)
 
 
 class _Attended(torch.autograd.Function):
@@ -71,14 +70,15 @@ class _Attended(torch.autograd.Function):
         values: Tensor,
         marks: Tensor,
     ) -> Tensor:
-        (B, G, Q), (_, K, D, M) = lags.shape, read.shape
-        given = tuple(
-            x.contiguous() for x in (frequency, decay, read, drive, lags, gaps, values, marks)
-        )
+        B, G, Q = lags.shape
+        _, K, D, M = read.shape
+        arrays = (frequency, decay, read, drive, lags, gaps, values, marks)
+        given = tuple(x.contiguous() for x in arrays)
         out = lags.new_empty(B, G, Q, K, M)
         state = lags.new_empty(B, K, G, 2, D)
         if B:
-            _walk[(B, K)](*given, out, state, G, Q, K, D, M, FADED, **_sizes(Q, D, M), num_warps=1)
+            sizes = (G, Q, K, D, M)
+            _walk[(B, K)](*given, out, state, *sizes, FADED, **_sizes(Q, D, M), num_warps=1)
         ctx.save_for_backward(*given, state)
         return out
 
@@ -86,7 +86,8 @@ class _Attended(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor | None, ...]:
         frequency, decay, read, drive, lags, gaps, values, marks, state = ctx.saved_tensors
-        (B, G, Q), (_, K, D, M) = lags.shape, read.shape
+        B, G, Q = lags.shape
+        _, K, D, M = read.shape
         gradients = lags.new_zeros(B, K, 2 + 4 * M, D)
         d_values = torch.empty_like(values)
         if B:
@@ -108,7 +109,9 @@ class _Attended(torch.autograd.Function):
             )
         total = gradients.sum(0)
         turns = total[:, 2:].unflatten(1, (4, M)).permute(1, 0, 3, 2)
-        return total[:, 0], total[:, 1], turns[:2], turns[2:], None, None, d_values, None
+        to_frequency = total[:, 0]
+        to_decay = total[:, 1]
+        return to_frequency, to_decay, turns[:2], turns[2:], None, None, d_values, None
 
 
 def _sizes(lags: int, modes: int, marks: int) -> dict[str, int]:
@@ -166,11 +169,9 @@ def _walk(
         for m in range(M):
             r_re = tl.load(read + (k * D + d) * M + m, mode, 0.0)
             r_im = tl.load(read + K * D * M + (k * D + d) * M + m, mode, 0.0)
-            tl.store(
-                out + (((b * G + g) * Q + q) * K + k) * M + m,
-                tl.sum(x * r_re[None, :] - y * r_im[None, :], 1),
-                some,
-            )
+            total = tl.sum(x * r_re[None, :] - y * r_im[None, :], 1)
+            place = out + (((b * G + g) * Q + q) * K + k) * M + m
+            tl.store(place, total, some)
         if g < G - 1:
             n = b * (G - 1) + g
             gap = tl.load(gaps + n)
@@ -222,16 +223,14 @@ def _walk_back(
     gamma = tl.load(decay + k * D + d, mode, 0.0)
     d_theta = tl.zeros([DB], tl.float32)
     d_gamma = tl.zeros([DB], tl.float32)
-    r_re, r_im = (
-        tl.zeros([MB, DB], tl.float32),
-        tl.zeros([MB, DB], tl.float32),
-    )  # gradients of the two turns, per mark
+    # gradients of the two turns, per mark
+    r_re = tl.zeros([MB, DB], tl.float32)
+    r_im = tl.zeros([MB, DB], tl.float32)
     u_re = tl.zeros([MB, DB], tl.float32)
     u_im = tl.zeros([MB, DB], tl.float32)
-    g_re, g_im = (
-        tl.zeros([DB], tl.float32),
-        tl.zeros([DB], tl.float32),
-    )  # of the state after the event at the gap's end
+    # of the state after the event at the gap's end
+    g_re = tl.zeros([DB], tl.float32)
+    g_im = tl.zeros([DB], tl.float32)
     for back in range(G):
         g = G - 1 - back
         at = state + ((b * K + k) * G + g) * 2 * D + d

@@ -34,10 +34,9 @@ from numpy import ndarray
 
 from fourpoint.events.context import Steps
 
-SCANNED, LOOPED = (
-    2**16,
-    2**13,
-)  # moments of one kind in a block: scans like long ones, loops what stays in the nearest cache
+# moments of one kind in a block: scans like long ones, loops what stays in the nearest cache
+SCANNED = 2**16
+LOOPED = 2**13
 RADIX = 8  # positions that a scan takes one by one
 
 
@@ -97,14 +96,6 @@ def timeline(
     np.subtract(times[1:], times[:-1], out=gaps[1:])
     gaps[first] = 0.0
     gaps /= unit
-    if weight is None:
-        tails = (stops[some] - times[last]) / unit
-        duration = float((stops - starts).sum()) / unit
-        changes = np.ones(len(last))
-    else:
-        at_events, last, when, changes = _probes(times, offsets, starts, stops, weight)
-        tails = (when - times[last]) / unit
-        duration = float(weight.integrals(starts, stops).sum()) / unit
     if types == 1:  # zeros that nothing reads take no time
         own = np.zeros_like(marks)
         source = np.zeros_like(marks)
@@ -112,15 +103,31 @@ def timeline(
         own = marks.copy()
         source = np.roll(marks, 1)
     if weight is None:
+        tails = (stops[some] - times[last]) / unit
+        duration = float((stops - starts).sum()) / unit
+        changes = np.ones(len(last))
         scored = np.ones(len(times), bool)
         counts = np.bincount(own, minlength=types) if types > 1 else np.array([len(times)])
         exposed = counts.astype(np.float64)
     else:
+        at_events, last, when, changes = _probes(times, offsets, starts, stops, weight)
+        tails = (when - times[last]) / unit
+        duration = float(weight.integrals(starts, stops).sum()) / unit
         scored = at_events > 0
         counts = np.bincount(own[scored], minlength=types)
         exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
     return Timeline(
-        gaps, own, source, first, last, tails, duration, counts, changes, exposed, scored
+        gaps=gaps,
+        marks=own,
+        source=source,
+        first=first,
+        last=last,
+        tails=tails,
+        duration=duration,
+        counts=counts,
+        changes=changes,
+        exposed=exposed,
+        scored=scored,
     )
 
 
@@ -134,28 +141,34 @@ def _probes(
     """The weight of time at every event, and of the probes with an event before them the index of
     that event, the time, and kappa. An event at a step lies behind it.
     """
-    rows = np.arange(len(starts))
+    B = len(starts)
+    rows = np.arange(B)
+    first = weight.offsets[:-1]
     step_rows = np.repeat(rows, np.diff(weight.offsets))
     begins = weight.times.copy()
-    begins[weight.offsets[:-1]] = starts  # the first value also holds before its time
+    begins[first] = starts  # the first value also holds before its time
     begins = np.maximum(begins, starts[step_rows])
     values = weight.values[:, 0]
     rises = np.diff(values, prepend=0.0)
-    rises[weight.offsets[:-1]] = values[weight.offsets[:-1]]
+    rises[first] = values[first]
     inside_window = begins <= stops[step_rows]
     rises[~inside_window] = 0.0
-    count = np.bincount(step_rows[inside_window], minlength=len(starts))
-    final = values[weight.offsets[:-1] + count - 1]
-    row = np.concatenate([step_rows, np.repeat(rows, np.diff(offsets)), rows])
+    count = np.bincount(step_rows[inside_window], minlength=B)
+    final = values[first + count - 1]
+    event_rows = np.repeat(rows, np.diff(offsets))
+    row = np.concatenate([step_rows, event_rows, rows])
     when = np.concatenate([begins, times, stops])
-    kind = np.repeat([0, 1, 2], [len(begins), len(times), len(stops)])
+    kind = np.repeat([0, 1, 2], [len(begins), len(times), B])
     order = np.lexsort((kind, when, row))
-    is_event = kind[order] == 1
-    step = np.where(kind[order] == 0, order, -1)
-    at_events = values[np.maximum.accumulate(step)[is_event]]
+    kind = kind[order]
+    is_event = kind == 1
+    step = np.where(kind == 0, order, -1)
+    latest = np.maximum.accumulate(step)
+    at_events = values[latest[is_event]]
     before = np.cumsum(is_event) - 1
     falls = np.concatenate([-rises, np.zeros(len(times)), final])[order]
-    probe = ~is_event & (before >= offsets[row[order]]) & (falls != 0)
+    follows_event = before >= offsets[row[order]]
+    probe = ~is_event & follows_event & (falls != 0)
     return at_events, before[probe], when[order][probe], falls[probe]
 
 
@@ -166,11 +179,13 @@ def fades(
     begins.
     """
     size = max(1024, most // (len(beta) * line.types))
-    for a in range(0, len(line.gaps), size):
-        block = slice(a, min(a + size, len(line.gaps)))
+    N = len(line.gaps)
+    for a in range(0, N, size):
+        block = slice(a, min(a + size, N))
         ages = beta[:, None] * line.gaps[block]
         fade = np.exp(-ages)
-        fade[:, line.first[inside(line.first, block)] - a] = 0.0
+        begins = line.first[inside(line.first, block)]
+        fade[:, begins - a] = 0.0
         yield block, ages, fade
 
 
@@ -183,14 +198,15 @@ def moment_blocks(
     state = np.zeros((count, len(beta), line.types))
     types = np.arange(line.types)[:, None]
     for block, ages, fade in fades(line, beta, SCANNED):
-        moments = _moments(
-            fade[:, None], ages[:, None], (line.source[block] == types).astype(np.float64), state
-        )
+        own = (line.source[block] == types).astype(np.float64)
+        moments = _moments(fade[:, None], ages[:, None], own, state)
         state = moments[..., -1].copy()
         within = inside(line.last, block)
-        after = moments[..., line.last[within] - block.start]
-        after[0] += line.marks[line.last[within]] == types
-        faded = _faded(after, beta[:, None, None] * line.tails[within])
+        last = line.last[within]
+        after = moments[..., last - block.start]
+        after[0] += line.marks[last] == types
+        since = beta[:, None, None] * line.tails[within]
+        faded = _faded(after, since)
         yield block, moments, faded @ line.changes[within]
 
 
@@ -227,9 +243,9 @@ def _moments(
         passed = _shifted(found[0], state[0]) + own
         found[1] = _scan(fade, fade * ages * passed, state[1])
     if len(state) > 2:
-        found[2] = _scan(
-            fade, fade * ages * (2 * _shifted(found[1], state[1]) + ages * passed), state[2]
-        )
+        before = _shifted(found[1], state[1])
+        driven = fade * ages * (2 * before + ages * passed)
+        found[2] = _scan(fade, driven, state[2])
     return found
 
 
@@ -243,11 +259,10 @@ def _scan(factor: ndarray, drive: ndarray, before: ndarray | None = None) -> nda
     """
     n = drive.shape[-1]
     chunks = -(-n // RADIX)
-    s, p = (np.zeros((*x.shape[:-1], chunks * RADIX)) for x in (drive, factor))
-    s[..., :n], p[..., :n] = drive, factor
+    s = _in_chunks(drive, chunks)
+    p = _in_chunks(factor, chunks)
     if before is not None:
-        s[..., 0] += factor[..., 0] * before
-    s, p = (x.reshape(*x.shape[:-1], chunks, RADIX) for x in (s, p))
+        s[..., 0, 0] += factor[..., 0] * before
     for i in range(1, RADIX):
         s[..., i] += p[..., i] * s[..., i - 1]
         p[..., i] *= p[..., i - 1]
@@ -255,3 +270,10 @@ def _scan(factor: ndarray, drive: ndarray, before: ndarray | None = None) -> nda
         carried = _scan(p[..., -1], s[..., -1])
         s[..., 1:, :] += p[..., 1:, :] * carried[..., :-1, None]
     return s.reshape(*drive.shape[:-1], -1)[..., :n]
+
+
+def _in_chunks(x: ndarray, chunks: int) -> ndarray:
+    """A copy whose last axis is cut into chunks of RADIX positions, the last filled up with 0."""
+    padded = np.zeros((*x.shape[:-1], chunks * RADIX))
+    padded[..., : x.shape[-1]] = x
+    return padded.reshape(*x.shape[:-1], chunks, RADIX)

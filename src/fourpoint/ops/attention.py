@@ -50,9 +50,8 @@ def dense(
 
     Events, their marks and the mask may be one for all heads, or each head's own.
     """
-    return torch.einsum(
-        "bkgqmn,bnk->bgqkm", weights(score, query, mask, events, marks, normalise), values
-    )
+    each = weights(score, query, mask, events, marks, normalise)
+    return torch.einsum("bkgqmn,bnk->bgqkm", each, values)
 
 
 def weights(
@@ -67,8 +66,10 @@ def weights(
     seen.
     """
     B, G, Q = query.shape
-    nu = scores(score, query.reshape(B, G * Q), events, marks).unflatten(2, (G, Q))
-    return normalised(nu, per_head(mask)[:, :, :, None, None], normalise)
+    nu = scores(score, query.reshape(B, G * Q), events, marks)
+    nu = nu.unflatten(2, (G, Q))
+    seen = per_head(mask)[:, :, :, None, None]
+    return normalised(nu, seen, normalise)
 
 
 def normalised(
@@ -77,9 +78,12 @@ def normalised(
     """Weights from scores, over the last axis; 0 outside ``mask``."""
     if normalise == "softmax":
         some = mask.any(-1, keepdim=True)
-        return torch.where(mask, torch.softmax(torch.where(mask | ~some, nu, -torch.inf), -1), 0.0)
+        seen = torch.where(mask | ~some, nu, -torch.inf)
+        return torch.where(mask, torch.softmax(seen, -1), 0.0)
     nu = torch.where(mask, nu, 0.0)
-    return nu if normalise == "none" else divide(nu, nu.sum(-1, keepdim=True))
+    if normalise == "none":
+        return nu
+    return divide(nu, nu.sum(-1, keepdim=True))
 
 
 def per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
@@ -97,13 +101,16 @@ def drive(
 
     Marks and ``valid`` may be one for all heads, or each head's own.
     """
-    turn = torch.polar(torch.ones_like(spectrum.shift), -spectrum.shift).transpose(1, 2)
+    one = torch.ones_like(spectrum.shift)
+    turn = torch.polar(one, -spectrum.shift).transpose(1, 2)
     own = marks if marks.ndim == 3 else marks[..., None]
     if turn.shape[1] > 1:
-        turn = turn[torch.arange(len(turn), device=marks.device), own]
+        heads = torch.arange(len(turn), device=marks.device)
+        turn = turn[heads, own]
     else:
         turn = turn[None, None, :, 0]
-    real = torch.where((valid if valid.ndim == 3 else valid[..., None])[..., None], channels, 0.0)
+    events = valid if valid.ndim == 3 else valid[..., None]
+    real = torch.where(events[..., None], channels, 0.0)
     return turn[..., None] * real[:, :, :, None, :]
 
 
@@ -111,10 +118,7 @@ def faded(
     rate: Complex[Tensor, "K D"], lag: Float[Tensor, "B N K"], driven: Complex[Tensor, "B N K D C"]
 ) -> Complex[Tensor, "B N K D C"]:
     """What is left of each event in the states ``lag`` after it, a lag for each head."""
-    age = lag[..., None]
-    fade = torch.exp((rate.real * age).clamp(min=FADED))
-    angle = rate.imag * age
-    return torch.complex(fade * angle.cos(), fade * angle.sin())[..., None] * driven
+    return _exponential(rate, lag[..., None])[..., None] * driven
 
 
 def scan(
@@ -144,7 +148,9 @@ def step(
     driven: Complex[Tensor, "B K D C"],
 ) -> Complex[Tensor, "B K D C"]:
     """The state after one event more: what a stream does."""
-    return (state if _nowhere(gap) else _turns(rate, gap)[..., None] * state) + driven
+    if _nowhere(gap):
+        return state + driven
+    return _turns(rate, gap)[..., None] * state + driven
 
 
 def read(
@@ -157,27 +163,27 @@ def read(
     """
     M = spectrum.shift.shape[-1]
     C = state.shape[-1]
+    Q = lag.shape[2]
     turn = spectrum.turn
     if _nowhere(lag):
         if C == 1:
-            here = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M]).unflatten(
-                0, state.shape[:2]
-            )[..., None]
+            flat = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M])
+            here = flat.unflatten(0, state.shape[:2])[..., None]
         else:
             here = real_sums(state, turn)
-        return here[:, :, None].expand(-1, -1, lag.shape[2], -1, -1, -1)
+        return here[:, :, None].expand(-1, -1, Q, -1, -1, -1)
     decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
     if M > WIDE:
-        return _read_many(turn, torch.complex(-decay, spectrum.frequency), state, lag)
+        rate = torch.complex(-decay, spectrum.frequency)
+        return _read_many(turn, rate, state, lag)
 
     def some(state: Tensor, lag: Tensor) -> Tensor:
         turned = (turn[..., None] * state[..., None, :]).flatten(-2)
-        return _Read.apply(
-            spectrum.frequency, decay, torch.cat([turned.real, -turned.imag], -2), lag
-        )
+        stacked = torch.cat([turned.real, -turned.imag], -2)
+        return _Read.apply(spectrum.frequency, decay, stacked, lag)
 
     piece = PIECE if lag.device.type == "cpu" else LARGE_PIECE
-    rows = max(1, piece // max(1, lag.shape[2] * spectrum.weight.numel()))
+    rows = max(1, piece // max(1, Q * spectrum.weight.numel()))
     if torch.is_grad_enabled() or lag.shape[0] * lag.shape[1] <= rows:
         sums = some(state, lag)
     else:
@@ -193,9 +199,9 @@ def real_sums(
 ) -> Float[Tensor, "*S K N C"]:
     """sum_j Re[turn_j S_j] for N turns, as one real product."""
     sign = torch.tensor([1.0, -1.0], dtype=turn.real.dtype, device=turn.device)
-    return torch.einsum(
-        "...kdcr,kdnr->...knc", torch.view_as_real(state), torch.view_as_real(turn) * sign
-    )
+    states = torch.view_as_real(state)
+    turns = torch.view_as_real(turn) * sign
+    return torch.einsum("...kdcr,kdnr->...knc", states, turns)
 
 
 def readings(
@@ -204,7 +210,8 @@ def readings(
     """Products of (real, imaginary) states with R columns per head, without a copy of the
     states.
     """
-    return torch.bmm(torch.view_as_real(state).flatten(2).transpose(0, 1), readers).transpose(0, 1)
+    parts = torch.view_as_real(state).flatten(2)
+    return torch.bmm(parts.transpose(0, 1), readers).transpose(0, 1)
 
 
 def _nowhere(lag: Tensor) -> bool:
@@ -218,7 +225,8 @@ def _read_many(
     """The same for many marks: states are moved to each query first, and the marks' turns come
     last, as one product.
     """
-    return real_sums(_turns(rate, lag)[..., None] * state[:, :, None], turn)
+    moved = _turns(rate, lag)[..., None] * state[:, :, None]
+    return real_sums(moved, turn)
 
 
 class _Read(torch.autograd.Function):
@@ -247,20 +255,20 @@ class _Read(torch.autograd.Function):
         frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
         both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
         up, down = stacked.chunk(2, -2)
-        (d_up, c), (d_down, s) = (
-            (sinusoid.transpose(-1, -2) @ both).chunk(2, -1) for sinusoid in (cosine, sine)
-        )
+        d_up, c = (cosine.transpose(-1, -2) @ both).chunk(2, -1)
+        d_down, s = (sine.transpose(-1, -2) @ both).chunk(2, -1)
         d_frequency = (down * c - up * s).sum((0, 1, -1))
         d_decay = -(up * c + down * s).sum((0, 1, -1))
         d_lag = None
         if ctx.needs_input_grad[3]:
             theta = frequency[:, None]
             gamma = decay[:, None]
-            derivative = (-gamma * cosine - theta * sine) @ up + (
-                theta * cosine - gamma * sine
-            ) @ down
+            by_up = (-gamma * cosine - theta * sine) @ up
+            by_down = (theta * cosine - gamma * sine) @ down
+            derivative = by_up + by_down
             d_lag = (derivative * grad).sum((2, 4))
-        return d_frequency, d_decay, torch.cat([d_up, d_down], -2), d_lag
+        d_stacked = torch.cat([d_up, d_down], -2)
+        return d_frequency, d_decay, d_stacked, d_lag
 
 
 def divide(top: Tensor, bottom: Tensor) -> Tensor:
@@ -270,9 +278,12 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
 
 
 def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
-    lag = gaps[..., None, None]
+    """exp(a gap) of every mode."""
+    return _exponential(rate, gaps[..., None, None])
+
+
+def _exponential(rate: Complex[Tensor, "K D"], lag: Tensor) -> Tensor:
+    """exp(a lag); twice as fast as torch.polar, with gradient too."""
     fade = torch.exp((rate.real * lag).clamp(min=FADED))
     angle = rate.imag * lag
-    return torch.complex(
-        fade * angle.cos(), fade * angle.sin()
-    )  # twice as fast as torch.polar, with gradient too
+    return torch.complex(fade * angle.cos(), fade * angle.sin())

@@ -44,23 +44,25 @@ def sum_bound(
     tensor([[2.0000]])
     """
     powers = spectrum.moments
-    squares = torch.view_as_real(state).square().flatten(2).transpose(0, 1)
-    sums = torch.bmm(squares, powers.repeat_interleave(2, 1)).transpose(0, 1)
-    r0, r1, r2 = (
-        (sums * powers.sum(1) * (1 + 64 * torch.finfo(sums.dtype).eps)).sqrt()[..., None].unbind(2)
-    )
+    squares = torch.view_as_real(state).square().flatten(2)
+    sums = torch.bmm(squares.transpose(0, 1), powers.repeat_interleave(2, 1)).transpose(0, 1)
+    rounding = 64 * torch.finfo(sums.dtype).eps
+    moments = (sums * powers.sum(1) * (1 + rounding)).sqrt()
+    r0, r1, r2 = moments[..., None].unbind(2)
     both = readings(state, spectrum.readers)
     now, derivative = (x * readout for x in both.chunk(2, -1))
-    h = width[:, None, None]
     gain = readout.abs()
+    gain_r0 = gain * r0
+    h = width[:, None, None]
     line = now + h * gain * r1
-    curve = now + (h * derivative).clamp(min=0) + 0.5 * h.square() * gain * r2
-    each = torch.minimum(gain * r0, torch.minimum(line, curve)).sum(1)
-    h = h[:, 0]
-    joint = (
-        now.sum(1) + (h * derivative.sum(1)).clamp(min=0) + 0.5 * h.square() * (gain * r2).sum(1)
-    )
-    return torch.minimum(each, joint), (gain * r0).sum(1), (gain * r1).sum(1)
+    rise = (h * derivative).clamp(min=0)
+    curve = now + rise + 0.5 * h.square() * gain * r2
+    lowest = torch.minimum(line, curve)
+    each = torch.minimum(gain_r0, lowest).sum(1)
+    h = width[:, None]
+    rise = (h * derivative.sum(1)).clamp(min=0)
+    joint = now.sum(1) + rise + 0.5 * h.square() * (gain * r2).sum(1)
+    return torch.minimum(each, joint), gain_r0.sum(1), (gain * r1).sum(1)
 
 
 def convex_bound(
@@ -69,13 +71,12 @@ def convex_bound(
     """sum_k max_i r_km v_ki over the visible events: a bound of any weighted mean of them; 0 where
     none is visible.
     """
-    if values.shape[1]:
-        best = torch.where(visible[..., None], values[..., None] * readout, -torch.inf).amax(1)
-    else:
-        best = None
-    if best is None:
+    if not values.shape[1]:
         return values.new_zeros(len(values), readout.shape[1])
-    return torch.where(visible.any(1)[..., None], best, 0.0).sum(1)
+    each = values[..., None] * readout
+    best = torch.where(visible[..., None], each, -torch.inf).amax(1)
+    some = visible.any(1)[..., None]
+    return torch.where(some, best, 0.0).sum(1)
 
 
 def moved(
@@ -110,20 +111,28 @@ def gathered(
     + h for S_j = 2 exp(i (theta_j now + b_j)) sum_i exp(-gamma_j (now - t_i)) cos(theta_j t_i +
     psi_j(m_i) + b_j) v_i.
     """
-    rows = max(1, LARGEST // max(1, events.shape[1] * spectrum.weight.numel()))
-    parts = (x.split(rows) for x in (now, events, marks, torch.where(visible, values, 0.0)))
-    return torch.cat([_gathered(spectrum, *some) for some in zip(*parts, strict=True)])
+    per_row = events.shape[1] * spectrum.weight.numel()
+    rows = max(1, LARGEST // max(1, per_row))
+    seen = torch.where(visible, values, 0.0)
+    parts = [x.split(rows) for x in (now, events, marks, seen)]
+    found = [_gathered(spectrum, *some) for some in zip(*parts, strict=True)]
+    return torch.cat(found)
 
 
 def _gathered(
     s: Spectrum, now: Tensor, events: Tensor, marks: Tensor, values: Tensor
 ) -> Complex[Tensor, "B K D"]:
     kind = s.frequency.dtype
-    past = s.shift.transpose(1, 2)[torch.arange(len(s.shift), device=marks.device), marks]
+    heads = torch.arange(len(s.shift), device=marks.device)
+    past = s.shift.transpose(1, 2)[heads, marks]
     lag = (now[:, None, None] - events).to(kind).clamp(min=0)[..., None]
     fade = torch.ones_like(past) if s.decay is None else torch.exp(-s.decay * lag)
+    values = values[..., None]
     if s.phase is None:
-        return (torch.polar(fade, s.frequency * lag - past) * values[..., None]).sum(1)
-    sinusoids = fade * torch.cos(events.to(kind)[..., None] * s.frequency + past + s.phase)
+        turned = torch.polar(fade, s.frequency * lag - past)
+        return (turned * values).sum(1)
+    then = events.to(kind)[..., None]
+    sinusoids = fade * torch.cos(then * s.frequency + past + s.phase)
     angle = now.to(kind)[:, None, None] * s.frequency + s.phase
-    return torch.polar(2 * torch.ones_like(angle), angle) * (sinusoids * values[..., None]).sum(1)
+    turn = torch.polar(2 * torch.ones_like(angle), angle)
+    return turn * (sinusoids * values).sum(1)

@@ -33,9 +33,8 @@ from torch import Tensor
 from fourpoint.ops.quadrature import Unconverged, gauss_legendre
 
 Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
-Longest = Callable[
-    [Float[Tensor, " B"]], Float[Tensor, " B"]
-]  # of a panel that begins so long after the start
+# of a panel that begins so long after the start
+Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
 
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
@@ -43,9 +42,8 @@ FAR = 2.0**60  # first widths after which a compensator that has not reached its
 GROWTH = 8.0  # of a panel over one that was held to a longest width
 BEGIN = 4.0  # the first panel, in the rate's shortest times
 BLIND = 2.0**-20  # the first panel, as a share of the given width, where those are unknown
-CLEAR = (
-    2.0**-10
-)  # of the tolerance: after a panel with a smaller error the next is four times as long, not twice
+# of the tolerance: after a panel with a smaller error the next is four times as long, not twice
+CLEAR = 2.0**-10
 CERTAIN = 20.0  # the integral past which a next event is as good as certain
 
 
@@ -90,15 +88,18 @@ def march(
 
     Raises :class:`Unconverged` where the rate is not finite or no panel is short enough.
     """
-    x = gauss_legendre(NODES)[0].to(start)
+    nodes, _ = gauss_legendre(NODES)
+    x = nodes.to(start)
     matrix = _transform().to(start)
     at_left_end = _legendre(-start.new_ones(1), NODES - 1)
     left = start.clone()
     total = torch.zeros_like(start)
     first = width
-    begin = BLIND * width if shortest is None else torch.minimum(width, BEGIN * shortest)
     if shortest is None:
+        begin = BLIND * width
         width = begin
+    else:
+        begin = torch.minimum(width, BEGIN * shortest)
     lags = _probes(width, shortest)  # of the first panel, which begins with an event
     halved = torch.zeros_like(start, dtype=torch.bool)
     while True:
@@ -106,16 +107,12 @@ def march(
         if bool(stopped.all()):
             return
         most = width if longest is None else torch.minimum(width, longest(left - start))
-        right = torch.minimum(
-            torch.maximum(left + most, torch.nextafter(left, torch.full_like(left, torch.inf))),
-            stop,
-        )
-        if through is not None:
-            right = torch.where((left < through) & (through < right), through, right)
+        right = _right_end(left, most, stop, through)
         h = torch.where(stopped, 0.0, right - left)
         looked = torch.cat([lags.new_zeros(1), lags])
         expected = _legendre(2 * looked - 1, NODES - 1) if len(lags) else at_left_end
-        found = rates(left[:, None] + h[:, None] * torch.cat([looked, x]))
+        places = torch.cat([looked, x])
+        found = rates(left[:, None] + h[:, None] * places)
         seen = found[:, : len(looked)].sum(-1).to(start.dtype)
         own = found[:, len(looked) :]
         lam = own.sum(-1).to(start.dtype)
@@ -123,22 +120,52 @@ def march(
         c = lam @ matrix.T
         gain = h * c[:, 0]
         off = (seen - c @ expected).abs()
-        missed = torch.where(torch.isfinite(off), off, 0.0) @ torch.cat([x[:1], 8 * lags])
+        off = torch.where(torch.isfinite(off), off, 0.0)
+        missed = off @ torch.cat([x[:1], 8 * lags])
         last = c[:, -3:].abs().amax(1)
         error = h * (last / (2 * NODES - 5) + missed)
-        allowed = tolerance + 256 * torch.finfo(own.dtype).eps * gain.abs()
+        rounding = 256 * torch.finfo(own.dtype).eps * gain.abs()
+        allowed = tolerance + rounding
         fine = (error <= allowed) & ~stopped
-        _check_width(h, error, left, ~(fine | stopped))
-        yield Panel(left, torch.where(fine, h, 0.0), total, torch.where(fine, gain, 0.0), c, own)
+        coarse = ~(fine | stopped)
+        _check_width(h, error, left, coarse)
+        yield Panel(
+            left=left,
+            width=torch.where(fine, h, 0.0),
+            before=total,
+            gain=torch.where(fine, gain, 0.0),
+            coefficients=c,
+            intensities=own,
+        )
         left = torch.where(fine, right, left)
         total = torch.where(fine, total + gain, total)
         clear = torch.where(error <= CLEAR * allowed, 4.0, 2.0)
-        wider = torch.maximum(h, width) * torch.where(halved, 1.0, clear)
-        wider = wider if longest is None else torch.minimum(wider, GROWTH * torch.maximum(h, most))
+        growth = torch.where(halved, 1.0, clear)
+        wider = torch.maximum(h, width) * growth
+        if longest is not None:
+            wider = torch.minimum(wider, GROWTH * torch.maximum(h, most))
         narrower = torch.minimum(h / 2, begin) if len(lags) else h / 2
-        width = torch.where(stopped, width, torch.where(fine, wider, narrower))
+        following = torch.where(fine, wider, narrower)
+        width = torch.where(stopped, width, following)
         lags = lags[:0]
-        halved = ~(fine | stopped)
+        halved = coarse
+
+
+def _right_end(
+    left: Float[Tensor, " B"],
+    width: Float[Tensor, " B"],
+    stop: Float[Tensor, " B"],
+    through: Float[Tensor, " B"] | None,
+) -> Float[Tensor, " B"]:
+    """The right end of a panel: later than ``left``, at most ``stop``, and at ``through`` if that
+    lies inside.
+    """
+    next_number = torch.nextafter(left, torch.full_like(left, torch.inf))
+    right = torch.minimum(torch.maximum(left + width, next_number), stop)
+    if through is None:
+        return right
+    crossed = (left < through) & (through < right)
+    return torch.where(crossed, through, right)
 
 
 def reach(
@@ -164,13 +191,22 @@ def reach(
     2.0
     """
     time = torch.full_like(start, torch.inf)
-    for p in march(
-        rates, start, stop, target, width, longest=longest, shortest=shortest, tolerance=tolerance
-    ):
+    panels = march(
+        rates,
+        start,
+        stop,
+        target,
+        width,
+        longest=longest,
+        shortest=shortest,
+        tolerance=tolerance,
+    )
+    for p in panels:
         there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
         if bool(there.any()):
-            own = Panel(*(x[there] for x in p))
-            time[there] = own.left + own.width * _inside(own, target[there] - own.before)
+            own = _rows(p, there)
+            rest = target[there] - own.before
+            time[there] = own.left + own.width * _inside(own, rest)
     return time
 
 
@@ -203,13 +239,13 @@ class Law:
 
     def mean(self) -> Float[Tensor, " B"]:
         """The expected time, start + int exp(-Lambda); infinite where an event may never come."""
-        return torch.where(
-            self.never < 1e-6, self.start + (self.weights * self.survival).sum(1), torch.inf
-        )
+        expected = self.start + (self.weights * self.survival).sum(1)
+        return torch.where(self.never < 1e-6, expected, torch.inf)
 
     def marks(self) -> Float[Tensor, "B M"]:
         """The probability of each mark for the next event, given that one comes."""
-        raw = ((self.weights * self.survival)[..., None] * self.intensities).sum(1)
+        weights = self.weights * self.survival
+        raw = (weights[..., None] * self.intensities).sum(1)
         return raw / raw.sum(1, keepdim=True)
 
     def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
@@ -217,11 +253,13 @@ class Law:
         may never come.
         """
         own = torch.tensor(levels, dtype=self.start.dtype, device=self.start.device)
-        return self._reached(-torch.log1p(-own).expand(len(self.start), -1))
+        targets = -torch.log1p(-own)
+        return self._reached(targets.expand(len(self.start), -1))
 
     def quantiles_at(self, levels: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """The same with one probability for each path."""
-        return self._reached(-torch.log1p(-levels)[:, None])[:, 0]
+        targets = -torch.log1p(-levels)
+        return self._reached(targets[:, None])[:, 0]
 
     def _reached(self, targets: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
         """When Lambda reaches the targets; at the start for 0."""
@@ -229,9 +267,10 @@ class Law:
         for p in self.panels:
             low = p.before[:, None]
             high = (p.before + p.gain)[:, None]
-            row, level = torch.nonzero((low < targets) & (high >= targets), as_tuple=True)
+            inside = (low < targets) & (high >= targets)
+            row, level = torch.nonzero(inside, as_tuple=True)
             if len(row):
-                own = Panel(*(x[row] for x in p))
+                own = _rows(p, row)
                 past = targets[row, level] - own.before
                 time[row, level] = own.left + own.width * _inside(own, past)
         return time
@@ -241,10 +280,10 @@ class Law:
         total = torch.zeros_like(times)
         for p in self.panels:
             h = p.width[:, None]
-            x = ((times - p.left[:, None]) / torch.where(h > 0, h, 1.0)).clamp(0, 1)
-            total = total + h * torch.einsum(
-                "bgn,bn->bg", _antiderivatives(x, _legendre(2 * x - 1, NODES)), p.coefficients
-            )
+            share = (times - p.left[:, None]) / torch.where(h > 0, h, 1.0)
+            x = share.clamp(0, 1)
+            inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
+            total = total + h * torch.einsum("bgn,bn->bg", inner, p.coefficients)
         return total
 
     def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
@@ -254,8 +293,10 @@ class Law:
         ``time`` must be an end of a panel: pass it to :func:`next_event_law` as ``through``.
         """
         s = self.survival
-        early = (torch.where(self.times <= time[:, None], self.weights * s, 0.0)).sum(1)
-        return (time - self.start) - 2 * early + (self.weights * s.square()).sum(1)
+        weighted = self.weights * s
+        early = torch.where(self.times <= time[:, None], weighted, 0.0).sum(1)
+        squares = (self.weights * s.square()).sum(1)
+        return (time - self.start) - 2 * early + squares
 
 
 def next_event_law(
@@ -293,17 +334,32 @@ def next_event_law(
     )
     x, w = (v.to(start) for v in gauss_legendre(NODES))
     inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
+    times = []
+    weights = []
+    integrals = []
+    intensities = []
+    total = torch.zeros_like(start)
+    for p in panels:
+        h = p.width[:, None]
+        times.append(p.left[:, None] + h * x)
+        weights.append(h * w)
+        integrals.append(p.before[:, None] + h * (p.coefficients @ inner.T))
+        intensities.append(p.intensities.to(start.dtype))
+        total = total + p.gain
     return Law(
-        start,
-        torch.cat([p.left[:, None] + p.width[:, None] * x for p in panels], 1),
-        torch.cat([p.width[:, None] * w for p in panels], 1),
-        torch.cat(
-            [p.before[:, None] + p.width[:, None] * (p.coefficients @ inner.T) for p in panels], 1
-        ),
-        torch.cat([p.intensities.to(start.dtype) for p in panels], 1),
-        torch.exp(-sum((p.gain for p in panels), torch.zeros_like(start))),
-        panels,
+        start=start,
+        times=torch.cat(times, 1),
+        weights=torch.cat(weights, 1),
+        integral=torch.cat(integrals, 1),
+        intensities=torch.cat(intensities, 1),
+        never=torch.exp(-total),
+        panels=panels,
     )
+
+
+def _rows(panel: Panel, some: Tensor) -> Panel:
+    """A panel of some of the paths."""
+    return Panel(*(x[some] for x in panel))
 
 
 def _probes(
@@ -319,7 +375,8 @@ def _probes(
     count = 0
     if longer > 128:
         count = math.ceil(math.log2(longer / 128) / 5) + 1
-    return 2.0 ** -(6 + 5 * torch.arange(count, dtype=width.dtype, device=width.device))
+    number = torch.arange(count, dtype=width.dtype, device=width.device)
+    return 2.0 ** -(6 + 5 * number)
 
 
 @lru_cache(maxsize=1)
@@ -327,14 +384,16 @@ def _transform() -> Float[Tensor, "Q Q"]:
     """c = transform @ (values at the nodes): c_n = (2n + 1) sum_q w_q P_n(u_q) f(t_q)."""
     x, w = gauss_legendre(NODES)
     p = _legendre(2 * x - 1, NODES - 1)
-    return (2 * torch.arange(NODES) + 1)[:, None] * p * w
+    factor = 2 * torch.arange(NODES) + 1
+    return factor[:, None] * p * w
 
 
 def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
     """P_0 .. P_degree, by the three-term recursion."""
     values = [torch.ones_like(u), u]
     for n in range(1, degree):
-        next_one = (2 * n + 1) * u * values[n] - n * values[n - 1]
+        raised = (2 * n + 1) * u * values[n]
+        next_one = raised - n * values[n - 1]
         values.append(next_one / (n + 1))
     return torch.stack(values[: degree + 1])
 
@@ -361,9 +420,8 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         high = torch.where(off >= 0, x, high)
         derivative = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
         step = x - off / torch.where(derivative > 0, derivative, 1.0)
-        following = torch.where(
-            (derivative > 0) & (step >= low) & (step <= high), step, (low + high) / 2
-        )
+        usable = (derivative > 0) & (step >= low) & (step <= high)
+        following = torch.where(usable, step, (low + high) / 2)
         moved = (following - x).abs()
         x = following
         if bool((moved <= 1e-12).all()):
@@ -377,11 +435,12 @@ def _check_finite(
     bad = ~torch.isfinite(lam).all(1) & (h > 0)
     if bool(bad.any()):
         i = int(torch.nonzero(bad)[0])
+        rate = float(lam[i][~torch.isfinite(lam[i])][0])
+        begin = float(left[i])
+        end = float(left[i] + h[i])
         raise Unconverged(
-            f"expected a finite rate; received {float(lam[i][~torch.isfinite(lam[i])][0])} "
-            f"between {float(left[i]):g} and "
-            f"{float(left[i] + h[i]):g} on path {i}. The model explodes at that time: shorten the "
-            "horizon, or fit it again."
+            f"expected a finite rate; received {rate} between {begin:g} and {end:g} on path {i}. "
+            "The model explodes at that time: shorten the horizon, or fit it again."
         )
 
 
@@ -391,9 +450,11 @@ def _check_width(
     lost = missed & (left + h / 4 == left)
     if bool(lost.any()):
         i = int(torch.nonzero(lost)[0])
+        size = float(error[i])
+        width = float(h[i])
+        time = float(left[i])
         raise Unconverged(
             "expected a rate that can be integrated; received an error of "
-            f"{float(error[i]):.3g} over {float(h[i]):.3g} "
-            f"at time {float(left[i]):g} on path {i}. The model's rate jumps or explodes "
-            "there: fit it again."
+            f"{size:.3g} over {width:.3g} at time {time:g} on path {i}. "
+            "The model's rate jumps or explodes there: fit it again."
         )

@@ -58,11 +58,13 @@ class SplitLevels:
         values = np.asarray(scores, dtype=np.float64)
         _, which, counts = np.unique(np.asarray(sequence), return_inverse=True, return_counts=True)
         order = np.argsort(values, kind="stable")
-        return cls(values[order], (1 / counts)[which][order], len(counts))
+        shares = (1 / counts)[which]
+        return cls(values[order], shares[order], len(counts))
 
     def upper(self, level: float) -> float:
         """The smallest q that new scores do not exceed with a probability of at least ``level``."""
-        reached = np.cumsum(self.shares) >= level * (self.sequences + 1) - ROUNDING
+        wanted = level * (self.sequences + 1) - ROUNDING
+        reached = np.cumsum(self.shares) >= wanted
         if not reached.any():
             return math.inf
         return float(self.scores[int(reached.argmax())])
@@ -70,10 +72,12 @@ class SplitLevels:
     def lower(self, level: float) -> float:
         """The largest q below which new scores are with a probability of at most ``level``."""
         from_above = np.cumsum(self.shares[::-1])
-        reached = from_above >= (1 - level) * (self.sequences + 1) - ROUNDING
+        wanted = (1 - level) * (self.sequences + 1) - ROUNDING
+        reached = from_above >= wanted
         if not reached.any():
             return -math.inf
-        return float(self.scores[::-1][int(reached.argmax())])
+        descending = self.scores[::-1]
+        return float(descending[int(reached.argmax())])
 
     def smallest_sample(self, level: float) -> int:
         """The number of sequences from which on :meth:`upper` is finite.
@@ -111,7 +115,9 @@ class AdaptiveLevels:
         """
         if self.count == 0:
             return 1.0
-        return min(1.0, (1 + self.step(1)) / (self.count * self.step(self.count)))
+        last_step = self.step(self.count)
+        bound = (1 + self.step(1)) / (self.count * last_step)
+        return min(1.0, bound)
 
     def after(self, scores: ArrayLike) -> AdaptiveLevels:
         """The levels after further scores, in their order.
@@ -124,7 +130,8 @@ class AdaptiveLevels:
         count = self.count
         for score in np.asarray(scores, dtype=np.float64).tolist():
             count += 1
-            at += self.step(count) * (levels - (score <= at))
+            covered = score <= at
+            at += self.step(count) * (levels - covered)
         return replace(self, at=tuple(at.tolist()), count=count)
 
     def upper(self, level: float) -> float:
@@ -152,9 +159,15 @@ def count_score(ordered: Floats, count: int | float) -> float:
         return 1.0 + float(count - ordered[-1]) / scale
     if count < ordered[0]:
         return -float(ordered[0] - count) / scale
+    values, middle = _mid_distribution(ordered)
+    return float(np.interp(count, values, middle))
+
+
+def _mid_distribution(ordered: Floats) -> tuple[Floats, Floats]:
+    """The values of draws in ascending order and the mid-distribution function at each."""
     values, first, number = np.unique(ordered, return_index=True, return_counts=True)
     middle = (first + number / 2) / len(ordered)
-    return float(np.interp(count, values, middle))
+    return values, middle
 
 
 def count_quantile(ordered: Floats, score: float) -> float:
@@ -170,6 +183,5 @@ def count_quantile(ordered: Floats, score: float) -> float:
         return float(ordered[-1]) + (score - 1) * scale
     if score < 0:
         return max(0.0, float(ordered[0]) + score * scale)
-    values, first, number = np.unique(ordered, return_index=True, return_counts=True)
-    middle = (first + number / 2) / len(ordered)
+    values, middle = _mid_distribution(ordered)
     return float(np.interp(score, middle, values))

@@ -75,12 +75,15 @@ def log_likelihood(
     ... )  # log 2 - 2 * 2 - 0.5
     -3.80685281944005...
     """
-    return derivatives(line, rows_of(mu, alpha), np.log(beta), order=0, compiled=compiled).value
+    theta = rows_of(mu, alpha)
+    found = derivatives(line, theta, np.log(beta), order=0, compiled=compiled)
+    return found.value
 
 
 def rows_of(mu: Float[ndarray, " M"], alpha: Float[ndarray, "J M M"]) -> Float[ndarray, "M W"]:
     """theta: one row per type, mu_m and then alpha_{j m n} with j slowest."""
-    return np.concatenate([mu[:, None], alpha.transpose(1, 0, 2).reshape(len(mu), -1)], 1)
+    jumps = alpha.transpose(1, 0, 2).reshape(len(mu), -1)
+    return np.concatenate([mu[:, None], jumps], 1)
 
 
 def derivatives(
@@ -109,15 +112,18 @@ def derivatives(
     ... ]  # two events at a rate of 2, less 4
     np.float64(-3.0)
     """
-    work = len(line.gaps) * len(u) * line.types
-    loops = kernels.EXCITATION.choose(work) if compiled is None else None
-    if compiled:
+    J = len(u)
+    beta = np.exp(u)
+    loops = None
+    if compiled is None:
+        loops = kernels.EXCITATION.choose(len(line.gaps) * J * line.types)
+    elif compiled:
         loops = kernels.EXCITATION.load()
-    sums = _nothing(theta, len(u), len(u), order)
+    sums = _nothing(theta, J, J, order)
     if loops is None:
-        scan_events(sums, line, theta, np.exp(u), order)
+        scan_events(sums, line, theta, beta, order)
     else:
-        _loop_events(sums, line, theta, np.exp(u), order, *loops)
+        _loop_events(sums, line, theta, beta, order, *loops)
     return _less_integral(sums, line, theta, order)
 
 
@@ -151,23 +157,27 @@ def third_derivatives(
     """
     M, W = theta.shape
     J = len(u)
+    beta = np.exp(u)
     found = np.zeros(directions.shape[:2])
-    for block, moments, _ in moment_blocks(line, np.exp(u), 3):
-        rises = _rises(np.exp(u), moments)
+    for block, moments, _ in moment_blocks(line, beta, 3):
+        rises = _rises(beta, moments)
         for m, own in _scored_by_type(line, block):
             r0, r1, r2 = (x[..., own] for x in rises)
+            r0 = r0.reshape(J * M, -1)
             alpha = theta[m, 1:].reshape(J, M)
-            rate = theta[m, 0] + theta[m, 1:] @ r0.reshape(J * M, -1)
-            along = directions[m, :, :W]
+            rate = theta[m, 0] + theta[m, 1:] @ r0
+            along_mu = directions[m, :, :1]
+            along_alpha = directions[m, :, 1:W]
             turns = directions[m, :, W:]
             gradient_u = np.einsum("jn,jni->ji", alpha, r1)
             bend_u = np.einsum("jn,jni->ji", alpha, r2)
-            first = along[:, :1] + along[:, 1:] @ r0.reshape(J * M, -1) + turns @ gradient_u
-            shares = along[:, 1:].reshape(-1, J, M) * turns[..., None]
+            first = along_mu + along_alpha @ r0 + turns @ gradient_u
+            shares = along_alpha.reshape(-1, J, M) * turns[..., None]
             mixed = shares.reshape(len(shares), -1) @ r1.reshape(J * M, -1)
             second = 2 * mixed + turns**2 @ bend_u
             ratio = first / rate
-            found[m] += (2 * ratio**3 - 3 * ratio * (second / rate)).sum(1)
+            each = 2 * ratio**3 - 3 * ratio * (second / rate)
+            found[m] += each.sum(1)
     return found
 
 
@@ -177,14 +187,15 @@ class Design:
     """
 
     def __init__(self, line: Timeline, u: Float[ndarray, " J"]) -> None:
+        J = len(u)
+        M = line.types
+        beta = np.exp(u)
         self.line = line
-        self.left = np.zeros((1, len(u), line.types))
-        found: list[list[ndarray]] = [
-            [np.zeros((len(u), line.types, 0))] for _ in range(line.types)
-        ]
-        for block, moments, at_stop in moment_blocks(line, np.exp(u), 1):
+        self.left = np.zeros((1, J, M))
+        found: list[list[ndarray]] = [[np.zeros((J, M, 0))] for _ in range(M)]
+        for block, moments, at_stop in moment_blocks(line, beta, 1):
             self.left += at_stop
-            (rise,) = _rises(np.exp(u), moments)
+            (rise,) = _rises(beta, moments)
             for m, own in _scored_by_type(line, block):
                 found[m].append(rise[..., own])
         self.rises = [np.concatenate(parts, -1) for parts in found]
@@ -217,24 +228,35 @@ def _nothing(theta: Float[ndarray, "M W"], decays: int, free: int, order: int) -
     """Sums before the first event; ``free`` of the decays have columns of their own."""
     M = len(theta)
     V = theta.shape[1] + free
-    curvature = np.zeros((M, V, V) if order > 1 else (M, 0, 0))
-    return _Sums(np.zeros(M), np.zeros((M, V)), curvature, np.zeros((3, decays, M)))
+    C = V if order > 1 else 0
+    return _Sums(
+        values=np.zeros(M),
+        gradient=np.zeros((M, V)),
+        curvature=np.zeros((M, C, C)),
+        left=np.zeros((3, decays, M)),
+    )
 
 
 def _less_integral(
     sums: _Sums, line: Timeline, theta: Float[ndarray, "M W"], order: int
 ) -> Derivatives:
     """The sums over events less mu T + alpha (1 - exp(-beta (stop - t_i))) and its derivatives."""
-    W = theta.shape[1]
+    M, W = theta.shape
     left = sums.left
-    alpha = theta[:, 1:].reshape(len(theta), *left.shape[1:])
-    cost = np.concatenate([[line.duration], (line.exposed - left[0]).ravel()])
+    free = sums.gradient.shape[1] > W
+    alpha = theta[:, 1:].reshape(M, *left.shape[1:])
+    masses = line.exposed - left[0]
+    cost = np.concatenate([[line.duration], masses.ravel()])
     sums.gradient[:, :W] -= cost
-    if sums.gradient.shape[1] > W and order > 0:
+    if free and order > 0:
         sums.gradient[:, W:] -= (alpha * left[1]).sum(2)
-    for m in range(len(theta) if sums.gradient.shape[1] > W and order > 1 else 0):
-        _add_decay_terms(sums.curvature[m], W, -left[1], -alpha[m] * (left[1] - left[2]))
-    return Derivatives(sums.values - theta @ cost, sums.gradient, sums.curvature)
+    if free and order > 1:
+        mixed = -left[1]
+        bend = left[1] - left[2]
+        for m in range(M):
+            _add_decay_terms(sums.curvature[m], W, mixed, -alpha[m] * bend)
+    values = sums.values - theta @ cost
+    return Derivatives(values, sums.gradient, sums.curvature)
 
 
 def _add_decay_terms(
@@ -246,10 +268,12 @@ def _add_decay_terms(
     """Second derivatives of what is linear in alpha: of alpha_{j n} with u_j, and of u_j twice."""
     J, M = mixed.shape
     for j in range(J):
-        own = slice(1 + j * M, 1 + (j + 1) * M)
-        curvature[own, W + j] += mixed[j]
-        curvature[W + j, own] += mixed[j]
-        curvature[W + j, W + j] += pure[j].sum()
+        first = 1 + j * M
+        own = slice(first, first + M)
+        here = W + j
+        curvature[own, here] += mixed[j]
+        curvature[here, own] += mixed[j]
+        curvature[here, here] += pure[j].sum()
 
 
 def _loop_events(
@@ -263,34 +287,54 @@ def _loop_events(
 ) -> None:
     """Block by block through the compiled loops."""
     state = np.zeros_like(sums.left)
+    gradient = sums.gradient
+    curvature = sums.curvature
+    left = sums.left
     for block, ages, fade in fades(line, beta, LOOPED):
         rates = np.empty(fade.shape[1])
+        marks = line.marks[block]
         within = inside(line.last, block)
         ends = line.last[within] - block.start
         probes = (ends, line.tails[within], line.changes[within])
         scored = line.scored[block]
         if theta.shape == (1, 2) and order == 2:
-            into = state[:, 0, 0], rates, sums.gradient[0], sums.curvature[0], sums.left[:, 0, 0]
-            one_type(fade[0], ages[0], *probes, scored, theta[0, 0], theta[0, 1], beta[0], *into)
+            mu, alpha = theta[0]
+            one_type(
+                fade[0],
+                ages[0],
+                *probes,
+                scored,
+                mu,
+                alpha,
+                beta[0],
+                state[:, 0, 0],
+                rates,
+                gradient[0],
+                curvature[0],
+                left[:, 0, 0],
+            )
         else:
-            into = state, rates, sums.gradient, sums.curvature, sums.left
             many_types(
                 fade,
                 ages,
                 *probes,
                 scored,
                 line.source[block],
-                line.marks[block],
+                marks,
                 theta,
                 beta,
                 order,
-                *into,
+                state,
+                rates,
+                gradient,
+                curvature,
+                left,
             )
         if line.types == 1:
             sums.values += _log_sum(rates)
         else:
             with np.errstate(divide="ignore"):
-                sums.values += np.bincount(line.marks[block], np.log(rates), line.types)
+                sums.values += np.bincount(marks, np.log(rates), line.types)
 
 
 def scan_events(
@@ -305,11 +349,16 @@ def scan_events(
         sums.left[: order + 1] += at_stop
         rises = _rises(beta, moments)
         for m, own in _scored_by_type(line, block):
-            _add_events(sums, m, theta[m], [x[..., own] for x in rises], order)
+            at_events = [x[..., own] for x in rises]
+            _add_events(sums, m, theta[m], at_events, order)
 
 
 def _add_events(
-    sums: _Sums, m: int, row: Float[ndarray, " W"], rises: list[Float[ndarray, "J M n"]], order: int
+    sums: _Sums,
+    m: int,
+    row: Float[ndarray, " W"],
+    rises: list[Float[ndarray, "J M n"]],
+    order: int,
 ) -> None:
     """Events of type m, at which the rate is row[0] + row[1:] rises[0]."""
     J, M, n = rises[0].shape
@@ -325,12 +374,16 @@ def _add_events(
     scaled[0] = weight
     np.multiply(rise, weight, out=scaled[1:W])
     if len(rises) > 1:
-        np.multiply((alpha @ rises[1])[:, 0], weight, out=scaled[W:])
+        by_u = (alpha @ rises[1])[:, 0]
+        np.multiply(by_u, weight, out=scaled[W:])
     sums.gradient[m] += scaled.sum(1)
-    if order == 2:
-        sums.curvature[m] -= scaled @ scaled.T
-    if order == 2 and len(rises) > 1:
-        _add_decay_terms(sums.curvature[m], W, rises[1] @ weight, alpha[:, 0] * (rises[2] @ weight))
+    if order < 2:
+        return
+    sums.curvature[m] -= scaled @ scaled.T
+    if len(rises) > 1:
+        mixed = rises[1] @ weight
+        pure = alpha[:, 0] * (rises[2] @ weight)
+        _add_decay_terms(sums.curvature[m], W, mixed, pure)
 
 
 def _rises(
@@ -346,7 +399,9 @@ def _rises(
 
 
 def _log_sum(rates: Float[ndarray, " n"]) -> float:
-    return float(np.log(rates).sum()) if not len(rates) or rates.min() > 0 else -np.inf
+    if len(rates) and not rates.min() > 0:
+        return -np.inf
+    return float(np.log(rates).sum())
 
 
 def _scored_by_type(line: Timeline, block: slice) -> Iterator[tuple[int, Any]]:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -68,9 +69,8 @@ class Spectrum(Modes):
     def moments(self) -> Float[Tensor, "K D 3"]:
         """w |a|^n for n = 0, 1, 2: they bound the kernel and its derivatives."""
         speed = self.rate.abs()
-        return self.weight[..., None] * torch.stack(
-            [torch.ones_like(speed), speed, speed.square()], -1
-        )
+        powers = [torch.ones_like(speed), speed, speed.square()]
+        return self.weight[..., None] * torch.stack(powers, -1)
 
 
 def kernel(
@@ -88,9 +88,11 @@ def kernel(
     tensor([[1.0000, 0.3679]])
     """
     d = lag.to(spectrum.frequency.dtype)[:, None, None]
-    angle = spectrum.frequency * d + (spectrum.shift[..., mark] - spectrum.shift[..., past_mark])
+    shift = spectrum.shift[..., mark] - spectrum.shift[..., past_mark]
+    angle = spectrum.frequency * d + shift
     fade = 1.0 if spectrum.decay is None else torch.exp(-spectrum.decay * d)
-    return (spectrum.weight * fade * torch.cos(angle)).sum(-1).T
+    each = spectrum.weight * fade * torch.cos(angle)
+    return each.sum(-1).T
 
 
 def fourier_scores(
@@ -108,21 +110,24 @@ def fourier_scores(
     equation (8), one product of feature matrices; with decay each pair has its own exponential.
     Summed over features in pieces where no gradient is kept, so that 10,000 fit.
     """
-    (B, Q), N, (K, D, M) = query.shape, events.shape[1], spectrum.shift.shape
-    per_mode = B * K * (Q * M + N if spectrum.decay is None else Q * N)
+    B, Q = query.shape
+    N = events.shape[1]
+    K, D, M = spectrum.shift.shape
+    if spectrum.decay is None:
+        estimate = _by_features
+        per_mode = B * K * (Q * M + N)
+    else:
+        estimate = _by_pairs
+        per_mode = B * K * Q * N
     most = LARGEST if query.device.type == "cpu" else 8 * LARGEST
     piece = D if torch.is_grad_enabled() else max(1, most // max(1, per_mode))
-    estimate = _by_features if spectrum.decay is None else _by_pairs
     if events.ndim == 2:
         events = events[..., None]
         marks = marks[..., None]
-    parts = (
-        estimate(_modes(spectrum, j, j + piece), query, events, marks, kinds)
-        for j in range(0, D, piece)
-    )
-    total = next(parts)
-    for part in parts:
-        total = total + part
+    total = estimate(_modes(spectrum, 0, piece), query, events, marks, kinds)
+    for j in range(piece, D, piece):
+        some = _modes(spectrum, j, j + piece)
+        total = total + estimate(some, query, events, marks, kinds)
     return total
 
 
@@ -131,12 +136,14 @@ def with_constant(spectrum: Spectrum) -> Spectrum:
     paired.
     """
     zero = torch.zeros_like(spectrum.weight[:, :1])
+    no_shift = torch.zeros_like(spectrum.shift[:, :1])
+    decay = spectrum.decay
     return Spectrum(
-        torch.cat([spectrum.frequency, zero], 1),
-        None if spectrum.decay is None else torch.cat([spectrum.decay, zero], 1),
-        torch.cat([spectrum.shift, torch.zeros_like(spectrum.shift[:, :1])], 1),
-        torch.cat([0.5 * spectrum.weight, zero + 0.5], 1),
-        None,
+        frequency=torch.cat([spectrum.frequency, zero], 1),
+        decay=None if decay is None else torch.cat([decay, zero], 1),
+        shift=torch.cat([spectrum.shift, no_shift], 1),
+        weight=torch.cat([0.5 * spectrum.weight, zero + 0.5], 1),
+        phase=None,
     )
 
 
@@ -147,12 +154,16 @@ def non_negative(spectrum: Spectrum) -> Spectrum:
     With theta = psi = 0 it is the plain mixture of exponentials, so an exponential Hawkes kernel
     stays in the family.
     """
+    frequency = spectrum.frequency
+    decay = spectrum.decay
+    shift = spectrum.shift
+    weight = spectrum.weight
     return Spectrum(
-        torch.cat([spectrum.frequency, torch.zeros_like(spectrum.frequency)], 1),
-        None if spectrum.decay is None else torch.cat([spectrum.decay, spectrum.decay], 1),
-        torch.cat([spectrum.shift, torch.zeros_like(spectrum.shift)], 1),
-        0.5 * torch.cat([spectrum.weight, spectrum.weight], 1),
-        None,
+        frequency=torch.cat([frequency, torch.zeros_like(frequency)], 1),
+        decay=None if decay is None else torch.cat([decay, decay], 1),
+        shift=torch.cat([shift, torch.zeros_like(shift)], 1),
+        weight=0.5 * torch.cat([weight, weight], 1),
+        phase=None,
     )
 
 
@@ -176,23 +187,27 @@ class Generator(nn.Module):
         super().__init__()
         random = torch.Generator().manual_seed(seed)
         sizes = [noise, *widths, outputs]
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
-        self.weights = nn.ParameterList(
-            torch.randn(heads, a, b, generator=random) / math.sqrt(a) for a, b in pairs
-        )
-        self.biases = nn.ParameterList(
-            (0.1 if b != outputs else 0.0) * torch.randn(heads, 1, b, generator=random)
-            for _, b in pairs
-        )
+        weights = []
+        biases = []
+        for a, b in pairwise(sizes):
+            weights.append(torch.randn(heads, a, b, generator=random) / math.sqrt(a))
+        for b in sizes[1:]:
+            scale = 0.1 if b != outputs else 0.0
+            biases.append(scale * torch.randn(heads, 1, b, generator=random))
+        self.weights = nn.ParameterList(weights)
+        self.biases = nn.ParameterList(biases)
         self.activation = ACTIVATIONS[activation]
         with torch.no_grad():
             out = self(torch.randn(heads, 1024, noise, generator=random))
-            self.weights[-1] /= out.std(1, keepdim=True)
-            self.biases[-1] -= out.mean(1, keepdim=True) / out.std(1, keepdim=True)
+            deviation = out.std(1, keepdim=True)
+            self.weights[-1] /= deviation
+            self.biases[-1] -= out.mean(1, keepdim=True) / deviation
 
     def forward(self, z: Float[Tensor, "K D q"]) -> Float[Tensor, "K D o"]:
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            z = torch.baddbmm(bias, self.activation(z) if i else z, weight)
+        layers = zip(self.weights, self.biases, strict=True)
+        for i, (weight, bias) in enumerate(layers):
+            entering = self.activation(z) if i else z
+            z = torch.baddbmm(bias, entering, weight)
         return z
 
 
@@ -223,13 +238,19 @@ def even_noise(
     shift = torch.rand(
         heads, 1, dimension, generator=random, dtype=torch.float64, device=random.device
     )
-    inside = ((points + shift) % 1.0) * (1 - 2e-9) + 1e-9
+    return _normals((points + shift) % 1.0)
+
+
+def _normals(points: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+    """Standard normals from points of [0, 1)."""
+    inside = points * (1 - 2e-9) + 1e-9
     return torch.special.ndtri(inside).to(torch.get_default_dtype())
 
 
 @lru_cache(maxsize=32)
 def _sobol(dimension: int, features: int, device: str) -> Float[Tensor, "D q"]:
-    return torch.quasirandom.SobolEngine(dimension).draw(features, dtype=torch.float64).to(device)
+    engine = torch.quasirandom.SobolEngine(dimension)
+    return engine.draw(features, dtype=torch.float64).to(device)
 
 
 def fixed_noise(features: int, dimension: int, seed: int) -> Float[Tensor, "D q"]:
@@ -237,11 +258,11 @@ def fixed_noise(features: int, dimension: int, seed: int) -> Float[Tensor, "D q"
     more.
     """
     if dimension == 1:
-        points = ((torch.arange(features, dtype=torch.float64) + 0.5) / features)[:, None]
-    else:
-        engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=seed)
-        points = engine.draw(features, dtype=torch.float64) * (1 - 2e-9) + 1e-9
-    return torch.special.ndtri(points).to(torch.get_default_dtype())
+        middle = torch.arange(features, dtype=torch.float64) + 0.5
+        points = (middle / features)[:, None]
+        return torch.special.ndtri(points).to(torch.get_default_dtype())
+    engine = torch.quasirandom.SobolEngine(dimension, scramble=True, seed=seed)
+    return _normals(engine.draw(features, dtype=torch.float64))
 
 
 def _modes(s: Spectrum, first: int, stop: int) -> Spectrum:
@@ -266,9 +287,8 @@ def _by_features(
     phase = 0.0 if s.phase is None else s.phase
     past = _angle(events, s.frequency) + _shifts(s, marks) + phase
     now = _angle(query[..., None], s.frequency) + phase
-    left = torch.view_as_real(
-        torch.polar(torch.ones_like(now), now)[..., None] * _query_turns(s, kinds)
-    )
+    turned = torch.polar(torch.ones_like(now), now)
+    left = torch.view_as_real(turned[..., None] * _query_turns(s, kinds))
     right = s.weight[..., None] * torch.stack([past.cos(), past.sin()], -1)
     if s.phase is not None:
         left = left[..., :1]
@@ -278,13 +298,16 @@ def _by_features(
 
 def _shifts(s: Spectrum, marks: Int[Tensor, "B N H"]) -> Float[Tensor, "B N K D"]:
     """psi of each event, per head."""
-    return s.shift.transpose(1, 2)[torch.arange(len(s.shift), device=marks.device), marks]
+    heads = torch.arange(len(s.shift), device=marks.device)
+    return s.shift.transpose(1, 2)[heads, marks]
 
 
 def _query_turns(s: Spectrum, kinds: Int[Tensor, "B Q"] | None) -> Complex[Tensor, "*S K D L"]:
     """exp(i psi) of all marks, or of each query's own."""
     turn = torch.polar(torch.ones_like(s.shift), s.shift)
-    return turn if kinds is None else turn.permute(2, 0, 1)[kinds][..., None]
+    if kinds is None:
+        return turn
+    return turn.permute(2, 0, 1)[kinds][..., None]
 
 
 def _angle(
@@ -306,14 +329,17 @@ def _by_pairs(
     kinds: Tensor | None = None,
 ) -> Float[Tensor, "B K Q L N"]:
     kind = s.frequency.dtype
+    now = query[:, :, None, None]
+    then = events[:, None]
     past = _shifts(s, marks)[:, None]
-    lag = (query[:, :, None, None] - events[:, None]).to(kind).clamp(min=0)[..., None]
+    lag = (now - then).to(kind).clamp(min=0)[..., None]
     fade = s.weight * (1.0 if s.decay is None else torch.exp(-s.decay * lag))
     turn = _query_turns(s, kinds)
     form = "bqnkd,kdm->bkqmn" if kinds is None else "bqnkd,bqkdm->bkqmn"
-    total = torch.einsum(form, torch.polar(fade, s.frequency * lag - past), turn).real
+    differences = torch.polar(fade, s.frequency * lag - past)
+    total = torch.einsum(form, differences, turn).real
     if s.phase is None:
         return total
-    both = (query[:, :, None, None] + events[:, None]).to(kind)[..., None]
+    both = (now + then).to(kind)[..., None]
     sums = torch.polar(fade, s.frequency * both + past + 2 * s.phase)
     return total + torch.einsum(form, sums, turn).real

@@ -26,16 +26,13 @@ from numpy import ndarray
 
 from fourpoint.ops.excitation import Derivatives
 
-RIDGE = (
-    1e-11  # added to a curvature of unit diagonal, so that directions without any can be solved for
-)
+# added to a curvature of unit diagonal, so that directions without any can be solved for
+RIDGE = 1e-11
 FLAT = 1e-8  # a number whose curvature is less than that share of a fall in it goes to 0
 LONGEST = 1.0  # step of u
 HALVINGS, PATIENT, EXCHANGES = 20, 3, 6
-EPS, NOISE = (
-    float(np.finfo(np.float64).eps),
-    1e-12,
-)  # of a value: one rounding, and more than those of a long sum
+EPS = float(np.finfo(np.float64).eps)  # one rounding, as a share of a value
+NOISE = 1e-12  # more than the roundings of a long sum, as a share of its value
 
 
 @dataclass(frozen=True)
@@ -74,7 +71,8 @@ def climb(
         # A last step whose gain drowns in rounding is taken on trust: it still brings the gradient
         # to 0.
         last = gain < NOISE * size
-        ahead = _ahead(likelihood, at, move, turn, gains, low, high, NOISE * size if last else 0.0)
+        noise = NOISE * size if last else 0.0
+        ahead = _ahead(likelihood, at, move, turn, gains, low, high, noise)
         if ahead is None and turn.any():
             move, turn, gains = _step(at, low, high, still=True)
             ahead = _ahead(likelihood, at, move, turn, gains, low, high, 0.0)
@@ -107,8 +105,10 @@ class Information:
         """Of theta and of u, NaN for what is not known."""
         through = np.einsum("mwj,jk,mwk->mw", self.reach, self.joint, self.reach)
         variance = np.einsum("mww->mw", self.rows) + through
+        determined = self.known & (variance > 0)
+        of_theta = np.where(determined, variance, np.nan)
         of_u = np.where(self.inside, self.joint.diagonal(), np.nan)
-        return np.where(self.known & (variance > 0), variance, np.nan), of_u
+        return of_theta, of_u
 
 
 def information(at: Point, low: float, high: float, *, beyond: bool = False) -> Information | None:
@@ -118,16 +118,20 @@ def information(at: Point, low: float, high: float, *, beyond: bool = False) -> 
     """
     if not at.here.curvature.size:
         return None
-    negative, border, own, _, _ = _parts(at)
+    parts = _parts(at)
+    border = parts.border
     free = np.ones_like(at.theta, dtype=bool) if beyond else at.theta > 0
     inside = (at.u > low) & (at.u < high) & _matters(at)
-    inverse, known = _inverses(negative, free)
+    inverse, known = _inverses(parts.negative, free)
     reach = inverse @ border
-    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(inside, inside)]
-    joint = np.zeros((len(at.u), len(at.u)))
+    schur = parts.own - np.einsum("mwj,mwk->jk", border, reach)
+    block = np.ix_(inside, inside)
+    joint = np.zeros_like(schur)
     if inside.any():
-        if np.linalg.eigvalsh(schur).min() > RIDGE * np.abs(schur).max():
-            joint[np.ix_(inside, inside)] = np.linalg.inv(schur)
+        some = schur[block]
+        smallest = np.linalg.eigvalsh(some).min()
+        if smallest > RIDGE * np.abs(some).max():
+            joint[block] = np.linalg.inv(some)
         else:
             inside = np.zeros_like(inside)
     return Information(inverse, reach, joint, known, inside)
@@ -144,7 +148,8 @@ def standard_errors(
     """
     found = information(at, low, high)
     if found is None:
-        return np.full_like(at.theta, np.nan), np.full_like(at.u, np.nan)
+        unknown = np.full_like(at.theta, np.nan)
+        return unknown, np.full_like(at.u, np.nan)
     variance, of_u = found.variances()
     return np.sqrt(variance), np.sqrt(of_u)
 
@@ -170,23 +175,29 @@ class Directions:
 
 def profile_directions(at: Point, found: Information) -> Directions:
     """Directions of the profiles of all parameters at a maximum; ``found`` is beyond the edges."""
-    _, _, _, gradient, gradient_u = _parts(at)
+    parts = _parts(at)
     M = len(at.theta)
     J = len(at.u)
-    pull = np.where(found.known, gradient, 0.0)
-    turn = found.joint @ (gradient_u + np.einsum("mwj,mw->j", found.reach, pull))
+    pull = np.where(found.known, parts.gradient, 0.0)
+    pull_u = parts.gradient_u + np.einsum("mwj,mw->j", found.reach, pull)
+    turn = found.joint @ pull_u
     move = np.einsum("mwv,mv->mw", found.rows, pull) + found.reach @ turn
     # Of each number: its column of the covariance matrix, over its variance.
     through = found.reach @ found.joint
     own = found.rows + through @ found.reach.transpose(0, 2, 1)
     columns = np.concatenate([own, through], 2)
     variance, of_u = found.variances()
-    rows = columns / variance[..., None]
     turns = found.joint / of_u[:, None]
     moves = np.einsum("mwk,jk->jmw", found.reach, turns)
     turned = np.broadcast_to(turns[:, None], (J, M, J))
-    joint = np.concatenate([moves, turned], 2)
-    return Directions(at.theta + move, at.u + turn, rows, 1 / variance, joint, 1 / of_u)
+    return Directions(
+        theta=at.theta + move,
+        u=at.u + turn,
+        rows=columns / variance[..., None],
+        curvature=1 / variance,
+        joint=np.concatenate([moves, turned], 2),
+        joint_curvature=1 / of_u,
+    )
 
 
 def _step(
@@ -195,27 +206,33 @@ def _step(
     """How far to go in theta and in u (or not, where ``still``), and what the quadratic model
     promises each row for it.
     """
-    negative, border, own, gradient, gradient_u = _parts(at)
-    move, held = _top(at.theta, negative, gradient, (at.theta <= 0) & (gradient <= 0))
+    parts = _parts(at)
+    negative = parts.negative
+    border = parts.border
+    at_zero = (at.theta <= 0) & (parts.gradient <= 0)
+    move, held = _top(at.theta, negative, parts.gradient, at_zero)
     gains = _promised(at, move, np.zeros_like(at.u))
     turn = np.zeros_like(at.u)
-    at_low = (at.u <= low) & (gradient_u < 0)
-    at_high = (at.u >= high) & (gradient_u > 0)
+    at_low = (at.u <= low) & (parts.gradient_u < 0)
+    at_high = (at.u >= high) & (parts.gradient_u > 0)
     stuck = at_low | at_high | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains
+    free = ~stuck
     reach = _solved(negative, border, ~held)
-    schur = (own - np.einsum("mwj,mwk->jk", border, reach))[np.ix_(~stuck, ~stuck)]
-    pull = (gradient_u + np.einsum("mwj,mw->j", border, move))[~stuck]
-    values, vectors = np.linalg.eigh(schur)
-    values = np.maximum(np.abs(values), RIDGE * np.abs(values).max() + np.finfo(np.float64).tiny)
-    turn[~stuck] = vectors @ (vectors.T @ pull / values)
+    schur = parts.own - np.einsum("mwj,mwk->jk", border, reach)
+    pull = parts.gradient_u + np.einsum("mwj,mw->j", border, move)
+    values, vectors = np.linalg.eigh(schur[np.ix_(free, free)])
+    sizes = np.abs(values)
+    ridge = RIDGE * sizes.max() + np.finfo(np.float64).tiny
+    positive = np.maximum(sizes, ridge)
+    turn[free] = vectors @ (vectors.T @ pull[free] / positive)
     turn *= LONGEST / max(LONGEST, np.abs(turn).max())
-    both, _ = _top(at.theta, negative, gradient + border @ turn, held)
+    both, _ = _top(at.theta, negative, parts.gradient + border @ turn, held)
     together = _promised(at, both, turn)
     if together.sum() > gains.sum():
-        return (both, turn, together)
-    return (move, np.zeros_like(turn), gains)
+        return both, turn, together
+    return move, np.zeros_like(turn), gains
 
 
 def _top(
@@ -235,13 +252,18 @@ def _top(
     move = np.zeros_like(theta)
     rows = np.arange(len(theta))
     for _ in range(EXCHANGES):
-        fixed = np.where(held[rows], -theta[rows], 0.0)
-        rest = pull[rows] - (negative[rows] @ fixed[..., None])[..., 0]
-        move[rows] = fixed + _solved(negative[rows], rest[..., None], ~held[rows])[..., 0]
-        rising = pull[rows] - (negative[rows] @ move[rows][..., None])[..., 0]
-        join = ~held[rows] & (theta[rows] + move[rows] < 0)
-        leave = held[rows] & ~flat[rows] & (rising > 1e-9 * (1 + np.abs(pull[rows])))
-        held[rows] = (held[rows] | join) & ~leave
+        own = negative[rows]
+        at = theta[rows]
+        wanted = pull[rows]
+        holding = held[rows]
+        fixed = np.where(holding, -at, 0.0)
+        rest = wanted - (own @ fixed[..., None])[..., 0]
+        step = fixed + _solved(own, rest[..., None], ~holding)[..., 0]
+        rising = wanted - (own @ step[..., None])[..., 0]
+        join = ~holding & (at + step < 0)
+        leave = holding & ~flat[rows] & (rising > 1e-9 * (1 + np.abs(wanted)))
+        move[rows] = step
+        held[rows] = (holding | join) & ~leave
         rows = rows[(join | leave).any(1)]
         if not len(rows):
             return move, held
@@ -267,34 +289,52 @@ def _least_squares(
     scale = 1 / np.sqrt(part.diagonal())
     scaled = scale[:, None] * part * scale
     root = np.linalg.cholesky(scaled + RIDGE * np.eye(len(some)))
-    target = np.linalg.solve(root, scale * (part @ theta[some] + pull[some]))
+    side = part @ theta[some] + pull[some]
+    target = np.linalg.solve(root, scale * side)
     try:
-        found = scale * nnls(root.T, target, maxiter=30 * len(some))[0]
+        found, _ = nnls(root.T, target, maxiter=30 * len(some))
     except RuntimeError:
         return np.zeros_like(theta)
     move = -theta
-    move[some] += found
+    move[some] += scale * found
     return move
 
 
 def _solved(
-    negative: Float[ndarray, "M W W"], sides: Float[ndarray, "M W S"], free: Bool[ndarray, "M W"]
+    negative: Float[ndarray, "M W W"],
+    sides: Float[ndarray, "M W S"],
+    free: Bool[ndarray, "M W"],
 ) -> Float[ndarray, "M W S"]:
     """H^-1 of each right-hand side over the free numbers, 0 elsewhere."""
-    scale = np.where(free, 1 / np.sqrt(np.where(free, np.einsum("mww->mw", negative), 1.0)), 0.0)
-    matrix = scale[:, :, None] * negative * scale[:, None, :]
+    scale = _scale(np.einsum("mww->mw", negative), free)
+    matrix = _scaled(negative, scale)
     np.einsum("mww->mw", matrix)[...] += np.where(free, RIDGE, 1.0)
-    return scale[..., None] * np.linalg.solve(matrix, scale[..., None] * sides)
+    column = scale[..., None]
+    return column * np.linalg.solve(matrix, column * sides)
+
+
+def _scale(diagonal: Float[ndarray, "M W"], free: Bool[ndarray, "M W"]) -> Float[ndarray, "M W"]:
+    """What makes the diagonal of a matrix 1 where numbers are free, and 0 elsewhere."""
+    safe = np.where(free, diagonal, 1.0)
+    return np.where(free, 1 / np.sqrt(safe), 0.0)
+
+
+def _scaled(
+    matrix: Float[ndarray, "M W W"], scale: Float[ndarray, "M W"]
+) -> Float[ndarray, "M W W"]:
+    """Matrices with rows and columns times ``scale``."""
+    return scale[:, :, None] * matrix * scale[:, None, :]
 
 
 def _promised(
     at: Point, move: Float[ndarray, "M W"], turn: Float[ndarray, " J"]
 ) -> Float[ndarray, " M"]:
     """What the quadratic model of each row gains."""
-    step = np.concatenate([move, np.broadcast_to(turn, (len(move), len(turn)))], 1)
-    return (at.here.gradient * step).sum(1) + (step[:, None] @ at.here.curvature @ step[..., None])[
-        :, 0, 0
-    ] / 2
+    turns = np.broadcast_to(turn, (len(move), len(turn)))
+    step = np.concatenate([move, turns], 1)
+    linear = (at.here.gradient * step).sum(1)
+    quadratic = step[:, None] @ at.here.curvature @ step[..., None]
+    return linear + quadratic[:, 0, 0] / 2
 
 
 def _ahead(
@@ -316,7 +356,8 @@ def _ahead(
     whole = 1.0
     for attempt in range(HALVINGS):
         theta = np.maximum(at.theta + shares[:, None] * move, 0.0)
-        here = likelihood(theta, u := np.clip(at.u + whole * turn, low, high))
+        u = np.clip(at.u + whole * turn, low, high)
+        here = likelihood(theta, u)
         rise = here.values - at.here.values
         fallen = rise < 4 * np.minimum(gains, 0.0) - noise
         higher = rise.sum() > -noise
@@ -328,19 +369,27 @@ def _ahead(
     return None
 
 
-def _parts(at: Point) -> tuple[ndarray, ndarray, ndarray, ndarray, ndarray]:
-    """Negative curvature of theta (M, W, W), its border (M, W, J), the negative one of u (J, J),
-    and both gradients.
-    """
+@dataclass(frozen=True)
+class _Parts:
+    """Negative curvature of theta, its border towards u, that of u alone, and both gradients."""
+
+    negative: Float[ndarray, "M W W"]
+    border: Float[ndarray, "M W J"]
+    own: Float[ndarray, "J J"]
+    gradient: Float[ndarray, "M W"]
+    gradient_u: Float[ndarray, " J"]
+
+
+def _parts(at: Point) -> _Parts:
     W = at.theta.shape[1]
     curvature = at.here.curvature
     gradient = at.here.gradient
-    return (
-        -curvature[:, :W, :W],
-        curvature[:, :W, W:],
-        -curvature[:, W:, W:].sum(0),
-        gradient[:, :W],
-        gradient[:, W:].sum(0),
+    return _Parts(
+        negative=-curvature[:, :W, :W],
+        border=curvature[:, :W, W:],
+        own=-curvature[:, W:, W:].sum(0),
+        gradient=gradient[:, :W],
+        gradient_u=gradient[:, W:].sum(0),
     )
 
 
@@ -348,9 +397,10 @@ def _matters(at: Point) -> Bool[ndarray, " J"]:
     """Whether a decay multiplies anything: without excitation it does not."""
     M = len(at.theta)
     J = len(at.u)
-    return (
-        np.any(at.theta[:, 1:].reshape(M, J, -1) > 0, axis=(0, 2)) if J else np.zeros(0, dtype=bool)
-    )
+    if J == 0:
+        return np.zeros(0, dtype=bool)
+    alpha = at.theta[:, 1:].reshape(M, J, -1)
+    return np.any(alpha > 0, axis=(0, 2))
 
 
 def _inverses(
@@ -361,8 +411,8 @@ def _inverses(
     """
     diagonal = np.einsum("mww->mw", negative)
     free = free & (diagonal > 0)
-    scale = np.where(free, 1 / np.sqrt(np.where(free, diagonal, 1.0)), 0.0)
-    values, vectors = np.linalg.eigh(scale[:, :, None] * negative * scale[:, None, :])
+    scale = _scale(diagonal, free)
+    values, vectors = np.linalg.eigh(_scaled(negative, scale))
     flat = values < 1e3 * RIDGE
     # An eigenvector of a number that is not free is that number alone: it has no part in the
     # others.
@@ -370,4 +420,4 @@ def _inverses(
     inverse = (vectors / positive[:, None, :]) @ vectors.transpose(0, 2, 1)
     in_flat = np.where(flat[:, None, :], vectors**2, 0.0).sum(2)
     unknown = (in_flat > 1e-6) | ~free
-    return scale[:, :, None] * inverse * scale[:, None, :], ~unknown
+    return _scaled(inverse, scale), ~unknown

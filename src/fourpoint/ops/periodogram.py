@@ -70,13 +70,14 @@ def peaks(
     1.0
     """
     stretches = _stretches(times, offsets, seed)
-    gaps = np.concatenate([np.diff(s) for s in stretches]) if stretches else np.zeros(0)
-    gaps = gaps[gaps > 0]
-    if not len(gaps):
+    if not stretches:
         return np.zeros(0)
+    gaps = np.concatenate([np.diff(s) for s in stretches])
+    gaps = gaps[gaps > 0]
     tick = timestamp_resolution(gaps)
-    found = [_in_stretches(stretches, float(np.median(gaps)), tick, most, least)]
+    median_gap = float(np.median(gaps))
     usual = float(np.median([s[-1] - s[0] for s in stretches]))
+    found = [_in_stretches(stretches, median_gap, usual, tick, most, least)]
     for length in _levels(times, offsets, usual):
         pieces = _pieces(times, offsets, length, seed)
         found.append(_in_pieces(pieces, length, tick, most, least + STRICTER))
@@ -87,17 +88,27 @@ Peaks = NDArray[np.float64]  # (peaks, 2): angular frequency and z
 
 
 def _in_stretches(
-    stretches: list[NDArray[np.float64]], median_gap: float, tick: float, most: int, least: float
+    stretches: list[NDArray[np.float64]],
+    median_gap: float,
+    span: float,
+    tick: float,
+    most: int,
+    least: float,
 ) -> Peaks:
-    """Peaks of stretches of equally many events."""
+    """Peaks of stretches of equally many events, whose usual length is ``span``."""
     period = max(SHORTEST * median_gap, 2 * tick)
-    span = float(np.median([s[-1] - s[0] for s in stretches]))
     width = max(period / 4, OVERSAMPLED * span / FINEST)
     if tick:  # bins of whole ticks: with others, now one tick and now two, counts have a rhythm
         width = tick * max(0.5, np.floor(width / tick))
-    bins = int(2 ** np.ceil(np.log2(max(2.0, OVERSAMPLED * span / width))))
+    bins = _power_of_two(max(2.0, OVERSAMPLED * span / width))
     last = min(bins // 4, int(bins * width / period)) + 1
-    return _peaks_of([s - s[0] for s in stretches], span, width, bins, last, most, least)
+    pieces = [s - s[0] for s in stretches]
+    return _peaks_of(pieces, span, width, bins, last, most, least)
+
+
+def _power_of_two(least: float) -> int:
+    """The smallest power of two from ``least`` on."""
+    return int(2 ** np.ceil(np.log2(least)))
 
 
 def _in_pieces(
@@ -107,7 +118,7 @@ def _in_pieces(
     width = OVERSAMPLED * length / FINEST
     if tick:
         width = tick * np.ceil(width / tick)
-    bins = int(2 ** np.ceil(np.log2(OVERSAMPLED * np.ceil(length / width))))
+    bins = _power_of_two(OVERSAMPLED * np.ceil(length / width))
     return _peaks_of(pieces, length, width, bins, bins // 8, most, least)
 
 
@@ -132,20 +143,26 @@ def _peaks_of(
         inside = min(int(piece[-1] / width) + 1, bins)
         place = (piece / width + MULTIPLES).astype(np.int64)
         counts = np.bincount(place[place < inside], minlength=inside)
-        hann = np.sin(np.pi * (np.arange(inside) + 0.5) / inside) ** 2
-        moved = (counts - counts.mean()) * hann
-        spectrum = np.fft.rfft(moved, bins)[:last]
-        power += np.abs(spectrum) ** 2 / (counts * hann**2).sum()
+        middle = np.arange(inside) + 0.5
+        hann = np.sin(np.pi * middle / inside) ** 2
+        windowed = (counts - counts.mean()) * hann
+        spectrum = np.fft.rfft(windowed, bins)[:last]
+        noise = (counts * hann**2).sum()
+        power += np.abs(spectrum) ** 2 / noise
     power = power / len(pieces)
-    top = _standing_out(power, _beside(power, first), len(pieces), first, most, least)
-    return top * [2 * np.pi / (bins * width), 1.0]
+    level = _beside(power, first)
+    top = _standing_out(power, level, len(pieces), first, most, least)
+    unit = 2 * np.pi / (bins * width)
+    return top * [unit, 1.0]
 
 
 def _strongest(found: Peaks, most: int) -> NDArray[np.float64]:
     """The frequencies of the largest z; of two that are all but equal the stronger one."""
     kept: list[float] = []
-    for frequency, _ in found[np.argsort(-found[:, 1], kind="stable")]:
-        if all(abs(frequency - other) > SAME * other for other in kept):
+    order = np.argsort(-found[:, 1], kind="stable")
+    for frequency in found[order, 0]:
+        new = all(abs(frequency - other) > SAME * other for other in kept)
+        if new:
             kept.append(float(frequency))
     return np.array(kept[:most])
 
@@ -163,7 +180,9 @@ def timestamp_resolution(gaps: NDArray[np.float64]) -> float:
         return 0.0  # no clock counts as far as this, and its counts would overflow
     for parts in (1, 2, 3):
         ticks = gaps * (parts / smallest)
-        if np.all(np.abs(ticks - np.round(ticks)) < MULTIPLES * np.maximum(1.0, 1e-6 * ticks)):
+        off = np.abs(ticks - np.round(ticks))
+        allowed = MULTIPLES * np.maximum(1.0, 1e-6 * ticks)
+        if np.all(off < allowed):
             return smallest / parts
     return 0.0
 
@@ -178,8 +197,11 @@ def coarse_resolution(gaps: NDArray[np.float64]) -> float:
     ... )
     (1.0, 0.0)
     """
-    tick = timestamp_resolution(gaps) if len(gaps) else 0.0
-    return tick if tick and np.quantile(gaps, 0.25) <= COARSE * tick else 0.0
+    if not len(gaps):
+        return 0.0
+    tick = timestamp_resolution(gaps)
+    coarse = np.quantile(gaps, 0.25) <= COARSE * tick
+    return tick if tick and coarse else 0.0
 
 
 def _stretches(
@@ -188,8 +210,10 @@ def _stretches(
     found = []
     for i in np.random.default_rng(seed).permutation(len(offsets) - 1):
         sequence = times[offsets[i] : offsets[i + 1]]
-        pieces = [sequence[first : first + PIECE] for first in range(0, len(sequence), PIECE)]
-        found += [piece for piece in pieces if len(piece) > 2 and piece[-1] > piece[0]]
+        for first in range(0, len(sequence), PIECE):
+            piece = sequence[first : first + PIECE]
+            if len(piece) > 2 and piece[-1] > piece[0]:
+                found.append(piece)
         if len(found) >= STRETCHES:
             break
     return found[:STRETCHES]
@@ -200,7 +224,8 @@ def _levels(times: NDArray[np.float64], offsets: NDArray[np.int64], usual: float
     first = offsets[:-1]
     last = offsets[1:] - 1
     full = last > first
-    length = float((times[last[full]] - times[first[full]]).max(initial=0.0))
+    spans = times[last[full]] - times[first[full]]
+    length = float(spans.max(initial=0.0))
     found = []
     while length > CYCLES * usual:
         found.append(length)
@@ -215,15 +240,18 @@ def _pieces(
     found: list[NDArray[np.float64]] = []
     for i in np.random.default_rng(seed).permutation(len(offsets) - 1):
         sequence = times[offsets[i] : offsets[i + 1]]
-        if len(sequence) < FEWEST or sequence[-1] - sequence[0] < FULL * length:
+        if len(sequence) < FEWEST:
             continue
         since = sequence - sequence[0]
-        count = int(since[-1] / length + 1 - FULL)
-        edges = np.searchsorted(since, length * np.arange(max(count, 1) + 1), side="left")
-        edges[-1] = np.searchsorted(since, length * max(count, 1), side="right")
-        for k, (a, b) in enumerate(zip(edges[:-1], edges[1:], strict=True)):
-            if b - a >= FEWEST:
-                found.append(since[a:b] - k * length)
+        if since[-1] < FULL * length:
+            continue
+        count = max(int(since[-1] / length + 1 - FULL), 1)
+        edges = np.searchsorted(since, length * np.arange(count + 1), side="left")
+        edges[-1] = np.searchsorted(since, length * count, side="right")
+        for k in range(count):
+            piece = since[edges[k] : edges[k + 1]]
+            if len(piece) >= FEWEST:
+                found.append(piece - k * length)
         if len(found) >= STRETCHES:
             break
     return found[:STRETCHES]
@@ -232,7 +260,8 @@ def _pieces(
 def _around(power: NDArray[np.float64]) -> NDArray[np.float64]:
     """The median of the neighbours of each frequency."""
     padded = np.pad(power, NEIGHBOURS // 2, mode="edge")
-    return np.median(np.lib.stride_tricks.sliding_window_view(padded, NEIGHBOURS), 1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, NEIGHBOURS)
+    return np.median(windows, 1)
 
 
 def _beside(power: NDArray[np.float64], first: int) -> NDArray[np.float64]:
@@ -249,10 +278,12 @@ def _beside(power: NDArray[np.float64], first: int) -> NDArray[np.float64]:
     below = np.maximum(index - reach, 0)
     above = np.minimum(index + reach, last)
     found = np.maximum(medians[below], medians[above])
-    for i in range(first, min(3 * (NEIGHBOURS + LOBE) // 2, last)):
+    low = min(3 * (NEIGHBOURS + LOBE) // 2, last)
+    for i in range(first, low):
         lower = power[i // 3 : i - LOBE + 1]
         higher = power[i + LOBE : 3 * i + 1]
-        found[i] = max(np.median(side) for side in (lower, higher) if len(side))
+        sides = [side for side in (lower, higher) if len(side)]
+        found[i] = max(np.median(side) for side in sides)
     return found
 
 
@@ -269,13 +300,17 @@ def _standing_out(
     The place lies between indices, by the parabola through three powers.
     """
     ratio = power / np.maximum(level, np.finfo(float).tiny)
-    z = 3 * np.sqrt(stretches) * (1 - 1 / (9 * stretches)) * (np.cbrt(ratio) - 1)
+    correction = 1 - 1 / (9 * stretches)
+    z = 3 * np.sqrt(stretches) * correction * (np.cbrt(ratio) - 1)
     inner = power[1:-1]
-    top = np.flatnonzero((inner > power[:-2]) & (inner >= power[2:])) + 1
+    maximum = (inner > power[:-2]) & (inner >= power[2:])
+    top = np.flatnonzero(maximum) + 1
     top = top[(top >= first) & (z[top] >= least)]
-    top = top[np.argsort(-z[top], kind="stable")][:most]
+    order = np.argsort(-z[top], kind="stable")
+    top = top[order[:most]]
     left = power[top - 1]
     here = power[top]
     right = power[top + 1]
-    place = top + 0.5 * (left - right) / (left - 2 * here + right)
+    bend = left - 2 * here + right
+    place = top + 0.5 * (left - right) / bend
     return np.stack([place, z[top]], 1)

@@ -42,8 +42,13 @@ class Profile:
 
     def reshape(self, shape: tuple[int, ...]) -> Profile:
         """The same in another shape."""
-        parts = (self.estimate, self.gradient, self.curvature, self.third)
-        return Profile(*(x.reshape(shape) for x in parts), logarithmic=self.logarithmic)
+        return Profile(
+            estimate=self.estimate.reshape(shape),
+            gradient=self.gradient.reshape(shape),
+            curvature=self.curvature.reshape(shape),
+            third=self.third.reshape(shape),
+            logarithmic=self.logarithmic,
+        )
 
     def interval(self, level: float = 0.95) -> Float[ndarray, "*any 2"]:
         """Lower and upper limits; NaN where the data do not determine a parameter.
@@ -60,9 +65,10 @@ class Profile:
         low = _limit(rho, gamma, allowed, -1.0)
         high = _limit(rho, gamma, allowed, 1.0)
         ends = np.stack([low, high], -1) / root[..., None]
+        estimate = self.estimate[..., None]
         if self.logarithmic:
-            return self.estimate[..., None] * np.exp(ends)
-        return np.maximum(self.estimate[..., None] + ends, 0.0)
+            return estimate * np.exp(ends)
+        return np.maximum(estimate + ends, 0.0)
 
     def deviance(self, value: float = 0.0) -> Float[ndarray, "*any"]:
         """2 (l(x^) - l(value)): the likelihood-ratio statistic of x = ``value``; infinite where
@@ -74,14 +80,18 @@ class Profile:
                 distance = np.log(value / self.estimate)
         else:
             distance = value - self.estimate
-        return np.asarray(-2 * _log_ratio(np.asarray(distance * root), rho, gamma))
+        s = np.asarray(distance * root)
+        return np.asarray(-2 * _log_ratio(s, rho, gamma))
 
     def _standardised(
         self,
     ) -> tuple[Float[ndarray, "*any"], Float[ndarray, "*any"], Float[ndarray, "*any"]]:
         with np.errstate(invalid="ignore", divide="ignore"):
-            root = np.asarray(np.sqrt(np.where(self.curvature > 0, self.curvature, np.nan)))
-            return root, np.asarray(self.third / root**3), np.asarray(self.gradient / root)
+            known = np.where(self.curvature > 0, self.curvature, np.nan)
+            root = np.asarray(np.sqrt(known))
+            rho = np.asarray(self.third / root**3)
+            gamma = np.asarray(self.gradient / root)
+        return root, rho, gamma
 
 
 def _log_ratio(
@@ -90,13 +100,15 @@ def _log_ratio(
     """l(x) - l(x^) as above, at standardised distances s."""
     x = rho * s / 2
     small = np.abs(x) < 1e-4
+    impossible = x <= -1
     with np.errstate(divide="ignore", invalid="ignore"):
-        safe = np.where(small | (x <= -1), 1.0, x)
+        safe = np.where(small | impossible, 1.0, x)
         curved = (np.log1p(safe) - safe) / safe**2
     curved = np.where(small, -0.5 + x / 3, curved)
-    curved = np.where(x <= -1, -np.inf, curved)
+    curved = np.where(impossible, -np.inf, curved)
     with np.errstate(invalid="ignore"):
-        return np.where(np.isnan(s), np.nan, curved * s**2 + gamma * s)
+        value = curved * s**2 + gamma * s
+    return np.where(np.isnan(s), np.nan, value)
 
 
 def _limit(
@@ -107,7 +119,8 @@ def _limit(
     far = np.full_like(rho, FARTHEST)
     for _ in range(HALVINGS):
         middle = (near + far) / 2
-        inside = -2 * _log_ratio(np.asarray(side * middle), rho, gamma) <= allowed
+        fall = -2 * _log_ratio(np.asarray(side * middle), rho, gamma)
+        inside = fall <= allowed
         near = np.where(inside, middle, near)
         far = np.where(inside, far, middle)
     return np.where(np.isnan(rho), np.nan, side * near)

@@ -46,7 +46,8 @@ def pairwise(
     angle_between = turned[:, :, None] - turned[:, None]
     events = fade.shape[1]
     past = torch.ones(events, events, dtype=torch.bool, device=fade.device).tril()
-    size = torch.exp(torch.where(past[None, :, :, None], -fade_between, -torch.inf))
+    exponent = torch.where(past[None, :, :, None], -fade_between, -torch.inf)
+    size = torch.exp(exponent)
     factor = torch.complex(size * angle_between.cos(), size * angle_between.sin())
     return torch.einsum("bijp,bjp->bip", factor, driven)
 
@@ -63,15 +64,20 @@ class _Recursion(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor]:
         factor, state = ctx.saved_tensors
-        one_on = torch.cat([factor[:, 1:], torch.zeros_like(factor[:, :1])], 1)
-        total = _Recursion.apply(one_on.conj().flip(1), grad.flip(1)).flip(1)
-        before = torch.cat([torch.zeros_like(state[:, :1]), state[:, :-1]], 1)
+        no_factor = torch.zeros_like(factor[:, :1])
+        one_on = torch.cat([factor[:, 1:], no_factor], 1)
+        backwards = _Recursion.apply(one_on.conj().flip(1), grad.flip(1))
+        total = backwards.flip(1)
+        no_state = torch.zeros_like(state[:, :1])
+        before = torch.cat([no_state, state[:, :-1]], 1)
         return before.conj() * total, total
 
 
 def _forward(factor: Tensor, driven: Tensor) -> Tensor:
     states = kernels.RECURRENCE.choose(factor, driven)
-    found: Tensor = running(factor, driven) if states is None else states(factor, driven)
+    if states is None:
+        return running(factor, driven)
+    found: Tensor = states(factor, driven)
     return found
 
 
@@ -89,11 +95,10 @@ def running(factor: Tensor, driven: Tensor) -> Tensor:
         return states
     chunks = -(-n // CHUNK)
     room = chunks * CHUNK - n
-    factor, driven = (
-        _pad(x, room, fill).unflatten(1, (chunks, CHUNK))
-        for x, fill in ((factor, 1.0), (driven, 0.0))
-    )
-    inside = running(factor.flatten(0, 1), driven.flatten(0, 1)).unflatten(0, (-1, chunks))
+    factor = _pad(factor, room, 1.0).unflatten(1, (chunks, CHUNK))
+    driven = _pad(driven, room, 0.0).unflatten(1, (chunks, CHUNK))
+    inside = running(factor.flatten(0, 1), driven.flatten(0, 1))
+    inside = inside.unflatten(0, (-1, chunks))
     product = factor.cumprod(2)
     at_ends = running(product[:, :, -1], inside[:, :, -1])
     carried = _pad(at_ends, 1, 0.0, front=True)[:, :-1, None]
@@ -104,4 +109,5 @@ def _pad(x: Tensor, count: int, fill: float, *, front: bool = False) -> Tensor:
     if not count:
         return x
     extra = torch.full_like(x[:, :1], fill).expand(-1, count, *x.shape[2:])
-    return torch.cat([extra, x] if front else [x, extra], 1)
+    parts = [extra, x] if front else [x, extra]
+    return torch.cat(parts, 1)

@@ -19,7 +19,7 @@ distances from the centre are exact on a sphere of radius :data:`EARTH`.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import torch
@@ -37,15 +37,19 @@ CORNERS = 3  # of a polygon, at least
 Law = Literal["power", "normal"]
 
 
-def rectangle(
-    low: tuple[float, float] | NDArray[np.float64], high: tuple[float, float] | NDArray[np.float64]
-) -> Float[Tensor, "4 2"]:
+Degrees = TypeVar("Degrees", float, NDArray[np.float64])
+Pair = tuple[float, float] | NDArray[np.float64]
+
+
+def rectangle(low: Pair, high: Pair) -> Float[Tensor, "4 2"]:
     """The corners of a box, counterclockwise.
 
     >>> rectangle((0.0, 0.0), (2.0, 1.0)).tolist()
     [[0.0, 0.0], [2.0, 0.0], [2.0, 1.0], [0.0, 1.0]]
     """
-    corners = [(low[0], low[1]), (high[0], low[1]), (high[0], high[1]), (low[0], high[1])]
+    left, bottom = low
+    right, top = high
+    corners = [(left, bottom), (right, bottom), (right, top), (left, top)]
     return torch.tensor(corners, dtype=torch.float64)
 
 
@@ -58,10 +62,12 @@ def polygon(corners: NDArray[np.float64]) -> Float[Tensor, "V 2"]:
     [[1.0, 1.0], [0.0, 1.0], [0.0, 0.0]]
     """
     corners = np.asarray(corners, dtype=np.float64)
-    if corners.ndim == 2 and len(corners) > 1 and bool((corners[0] == corners[-1]).all()):
-        corners = corners[:-1]
+    if corners.ndim == 2 and len(corners) > 1:
+        closed = bool((corners[0] == corners[-1]).all())
+        corners = corners[:-1] if closed else corners
     good = corners.ndim == 2 and corners.shape[1] == 2 and len(corners) >= CORNERS
-    if not good or not np.isfinite(corners).all() or not area(torch.from_numpy(corners)):
+    finite = bool(np.isfinite(corners).all())
+    if not good or not finite or not area(torch.from_numpy(corners)):
         raise UserError(
             "a polygon of three or more corners (x, y) that enclose an area",
             f"an array of shape {corners.shape}",
@@ -78,7 +84,9 @@ def area(corners: Float[Tensor, "V 2"]) -> float:
     6.0
     """
     x, y = corners.T
-    return float((x * y.roll(-1) - x.roll(-1) * y).sum() / 2)
+    next_x = x.roll(-1)
+    next_y = y.roll(-1)
+    return float((x * next_y - next_x * y).sum() / 2)
 
 
 def inside(
@@ -92,15 +100,21 @@ def inside(
     """
     a = corners
     b = corners.roll(-1, 0)
-    x, y = places[:, :1], places[:, 1:]
-    crosses = (a[:, 1] > y) != (b[:, 1] > y)
-    rise = torch.where(b[:, 1] == a[:, 1], torch.ones_like(a[:, 1]), b[:, 1] - a[:, 1])
-    left_of = x < a[:, 0] + (y - a[:, 1]) * (b[:, 0] - a[:, 0]) / rise
-    within = (crosses & left_of).sum(1) % 2 == 1
     along = b - a
-    share = ((places[:, None] - a) * along).sum(-1) / along.square().sum(-1)
+    ax, ay = a.T
+    by = b[:, 1]
+    x = places[:, :1]
+    y = places[:, 1:]
+    crosses = (ay > y) != (by > y)
+    run, rise = along.T
+    rise = torch.where(by == ay, torch.ones_like(ay), rise)
+    left_of = x < ax + (y - ay) * run / rise
+    within = (crosses & left_of).sum(1) % 2 == 1
+    offset = places[:, None] - a
+    share = (offset * along).sum(-1) / along.square().sum(-1)
     nearest = a + share.clamp(0, 1)[..., None] * along
-    near = (places[:, None] - nearest).norm(dim=-1).min(1).values <= margin
+    distance = (places[:, None] - nearest).norm(dim=-1)
+    near = distance.min(1).values <= margin
     return within | near
 
 
@@ -134,8 +148,9 @@ def mass(
     scale = (width[:, None] + h.square()).sqrt().detach()
     low = torch.asinh(first / scale)
     high = torch.asinh((first + length) / scale)
-    x, weight = (part.to(places) for part in gauss_legendre(nodes))
-    u = low[..., None] + (high - low)[..., None] * x
+    range_u = high - low
+    x, weight = gauss_legendre(nodes)
+    u = low[..., None] + range_u[..., None] * x.to(places)
     s = scale[..., None] * torch.sinh(u)
     square = h.square()[..., None] + s.square()
     ratio = square / width[:, None, None]
@@ -144,8 +159,10 @@ def mass(
     else:
         within = -torch.expm1((1 - q) * torch.log1p(ratio))
     tiny = torch.finfo(places.dtype).tiny
-    each = h[..., None] * within / square.clamp(min=tiny) * scale[..., None] * torch.cosh(u)
-    return ((each @ weight) * (high - low)).sum(1) / (2 * math.pi)
+    density = h[..., None] * within / square.clamp(min=tiny)
+    each = density * scale[..., None] * torch.cosh(u)
+    by_edge = (each @ weight.to(places)) * range_u
+    return by_edge.sum(1) / (2 * math.pi)
 
 
 @torch.no_grad()
@@ -160,7 +177,8 @@ def mass_error(
     """
     if not len(places):
         return 0.0
-    fine, coarse = (mass(places, width, corners, q, n) for n in (NODES, COARSE))
+    fine = mass(places, width, corners, q, NODES)
+    coarse = mass(places, width, corners, q, COARSE)
     return float((fine - coarse).abs().max())
 
 
@@ -175,16 +193,25 @@ def project(
     >>> round(float(project(np.array([10.0]), np.array([1.0]), (10.0, 0.0))[0, 1]), 3)
     111.195
     """
-    lam = np.radians((np.asarray(longitude) - centre[0] + 180.0) % 360.0 - 180.0)
+    longitude_0, latitude_0 = centre
+    lam = np.radians(_wrapped(np.asarray(longitude) - longitude_0))
     phi = np.radians(np.asarray(latitude))
-    phi0 = math.radians(centre[1])
+    phi0 = math.radians(latitude_0)
     across = np.cos(phi) * np.sin(lam)
-    up = math.cos(phi0) * np.sin(phi) - math.sin(phi0) * np.cos(phi) * np.cos(lam)
-    ahead = math.sin(phi0) * np.sin(phi) + math.cos(phi0) * np.cos(phi) * np.cos(lam)
+    sine_0 = math.sin(phi0)
+    cosine_0 = math.cos(phi0)
+    up = cosine_0 * np.sin(phi) - sine_0 * np.cos(phi) * np.cos(lam)
+    ahead = sine_0 * np.sin(phi) + cosine_0 * np.cos(phi) * np.cos(lam)
     sine = np.hypot(across, up)
     angle = np.arctan2(sine, ahead)
-    factor = np.where(sine > 0, angle / np.where(sine > 0, sine, 1.0), 1.0)
+    moved = sine > 0
+    factor = np.where(moved, angle / np.where(moved, sine, 1.0), 1.0)
     return EARTH * np.column_stack([factor * across, factor * up])
+
+
+def _wrapped(degrees: Degrees) -> Degrees:
+    """Degrees from -180 to below 180."""
+    return (degrees + 180.0) % 360.0 - 180.0
 
 
 def unproject(
@@ -201,12 +228,17 @@ def unproject(
     x, y = np.asarray(places, dtype=np.float64).T
     distance = np.hypot(x, y)
     angle = distance / EARTH
-    share = np.where(distance > 0, np.sin(angle) / np.where(distance > 0, distance, 1.0), 1 / EARTH)
-    phi0 = math.radians(centre[1])
-    sine = np.cos(angle) * math.sin(phi0) + y * share * math.cos(phi0)
+    moved = distance > 0
+    share = np.where(moved, np.sin(angle) / np.where(moved, distance, 1.0), 1 / EARTH)
+    longitude_0, latitude_0 = centre
+    phi0 = math.radians(latitude_0)
+    sine_0 = math.sin(phi0)
+    cosine_0 = math.cos(phi0)
+    sine = np.cos(angle) * sine_0 + y * share * cosine_0
     latitude = np.degrees(np.arcsin(np.clip(sine, -1.0, 1.0)))
-    turn = np.arctan2(x * share, np.cos(angle) * math.cos(phi0) - y * share * math.sin(phi0))
-    longitude = (np.degrees(turn) + centre[0] + 180.0) % 360.0 - 180.0
+    ahead = np.cos(angle) * cosine_0 - y * share * sine_0
+    turn = np.arctan2(x * share, ahead)
+    longitude = _wrapped(np.degrees(turn) + longitude_0)
     return longitude, latitude
 
 
@@ -222,5 +254,6 @@ def middle(longitude: NDArray[np.float64], latitude: NDArray[np.float64]) -> tup
     x = float((np.cos(phi) * np.cos(lam)).mean())
     y = float((np.cos(phi) * np.sin(lam)).mean())
     z = float(np.sin(phi).mean())
-    turn = (math.degrees(math.atan2(y, x)) + 180.0) % 360.0 - 180.0
-    return turn, math.degrees(math.atan2(z, math.hypot(x, y)))
+    longitude_0 = math.degrees(math.atan2(y, x))
+    latitude_0 = math.degrees(math.atan2(z, math.hypot(x, y)))
+    return _wrapped(longitude_0), latitude_0

@@ -19,6 +19,7 @@ under the model. Plain numpy; scipy is imported where it is used.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,7 +46,9 @@ class QQ:
     def outside(self) -> float:
         """The share of points outside the envelope; near 5% for a true model."""
         out = (self.observed < self.low) | (self.observed > self.high)
-        return float(out.mean()) if len(out) else float("nan")
+        if not len(out):
+            return math.nan
+        return float(out.mean())
 
 
 @dataclass(frozen=True)
@@ -87,24 +90,25 @@ def judge(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Verdict:
     residuals = end_to_end(places, rows, totals)
     whole = float(totals.sum())
     ks, ks_p = ks_test(-np.expm1(-residuals))
-    uniform, uniform_p = ks_test(np.cumsum(residuals) / whole if whole > 0 else residuals)
+    places_on_axis = np.cumsum(residuals) / whole if whole > 0 else residuals
+    uniform, uniform_p = ks_test(places_on_axis)
     ljung_box, ljung_box_p = ljung_box_test(residuals)
     return Verdict(
-        len(residuals),
-        whole,
-        ks,
-        ks_p,
-        uniform,
-        uniform_p,
-        ljung_box,
-        ljung_box_p,
-        qq_points(residuals),
+        count=len(residuals),
+        expected=whole,
+        ks=ks,
+        ks_p=ks_p,
+        uniform=uniform,
+        uniform_p=uniform_p,
+        ljung_box=ljung_box,
+        ljung_box_p=ljung_box_p,
+        qq=qq_points(residuals),
     )
 
 
 def without_p_values(verdict: Verdict) -> Verdict:
     """The same statistics where their laws are not known."""
-    return replace(verdict, ks_p=float("nan"), uniform_p=float("nan"), ljung_box_p=float("nan"))
+    return replace(verdict, ks_p=math.nan, uniform_p=math.nan, ljung_box_p=math.nan)
 
 
 def end_to_end(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Floats:
@@ -121,10 +125,10 @@ def end_to_end(places: Floats, rows: NDArray[np.int64], totals: Floats) -> Float
 
 def per_sequence(places: Floats, rows: NDArray[np.int64]) -> Floats:
     """Gaps between the events of each window alone, the first counted from its start."""
-    first = (
-        np.concatenate([[True], rows[1:] != rows[:-1]]) if len(rows) else np.zeros(0, dtype=bool)
-    )
-    return np.where(first, places, np.diff(places, prepend=0.0))
+    first = np.ones(len(rows), dtype=bool)
+    first[1:] = rows[1:] != rows[:-1]
+    gaps = np.diff(places, prepend=0.0)
+    return np.where(first, places, gaps)
 
 
 def ks_test(uniforms: Floats) -> tuple[float, float]:
@@ -139,13 +143,17 @@ def ks_test(uniforms: Floats) -> tuple[float, float]:
     """
     n = len(uniforms)
     if n < 2:
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     from scipy.special import kolmogorov
 
     u = np.sort(uniforms)
     steps = np.arange(n + 1) / n
-    distance = float(max((steps[1:] - u).max(), (u - steps[:-1]).max()))
-    return distance, float(kolmogorov(distance * (np.sqrt(n) + 0.12 + 0.11 / np.sqrt(n))))
+    above = (steps[1:] - u).max()
+    below = (u - steps[:-1]).max()
+    distance = float(max(above, below))
+    root = np.sqrt(n)
+    scaled = distance * (root + 0.12 + 0.11 / root)
+    return distance, float(kolmogorov(scaled))
 
 
 def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
@@ -154,15 +162,17 @@ def ljung_box_test(residuals: Floats, lags: int = LAGS) -> tuple[float, float]:
     """
     n = len(residuals)
     if n < 5 * lags:
-        return float("nan"), float("nan")
+        return math.nan, math.nan
     from scipy.special import gammaincc, ndtri
 
-    score = ndtri(np.clip(-np.expm1(-residuals), 1e-12, 1 - 1e-12))
+    uniforms = -np.expm1(-residuals)
+    score = ndtri(np.clip(uniforms, 1e-12, 1 - 1e-12))
     score = score - score.mean()
     each = np.arange(1, lags + 1)
     products = np.array([(score[k:] * score[:-k]).sum() for k in each])
     r = products / np.square(score).sum()
-    statistic = n * (n + 2) * float((r**2 / (n - each)).sum())
+    weighted = r**2 / (n - each)
+    statistic = n * (n + 2) * float(weighted.sum())
     return statistic, float(gammaincc(lags / 2, statistic / 2))
 
 
@@ -175,12 +185,16 @@ def qq_points(residuals: Floats, points: int = POINTS) -> QQ:
     """
     n = len(residuals)
     if not n:
-        return QQ(*(np.zeros(0) for _ in range(4)))
+        none = np.zeros(0)
+        return QQ(none, none, none, none)
     from scipy.special import betaincinv
 
     bulk = np.linspace(1, n, points // 2)
     tail = n + 1 - np.exp(np.linspace(np.log(n), 0, points // 2))
-    i = np.unique(np.round(np.concatenate([bulk, tail])).clip(1, n).astype(np.int64))
-    low, high = (-np.log1p(-betaincinv(i, n + 1 - i, q)) for q in (0.025, 0.975))
+    ranks = np.round(np.concatenate([bulk, tail])).clip(1, n)
+    i = np.unique(ranks.astype(np.int64))
+    low = -np.log1p(-betaincinv(i, n + 1 - i, 0.025))
+    high = -np.log1p(-betaincinv(i, n + 1 - i, 0.975))
     expected = -np.log1p(-i / (n + 1))
-    return QQ(expected, np.sort(residuals)[i - 1], low, high)
+    observed = np.sort(residuals)[i - 1]
+    return QQ(expected, observed, low, high)

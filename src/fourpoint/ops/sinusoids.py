@@ -29,9 +29,8 @@ from torch import Tensor
 from fourpoint.kernels.constants import FADED
 from fourpoint.ops.quadrature import gauss_legendre
 
-PERIOD = (
-    1.25  # lengths of the box: an event at one end has an image a quarter of a box beyond the other
-)
+# lengths of the box: an event at one end has an image a quarter of a box beyond the other
+PERIOD = 1.25
 CHUNK = 64  # events whose states are formed by one product
 CURVED = 2**16  # points of the grid on which a field is searched for its largest value
 
@@ -45,14 +44,15 @@ def lattice(dimension: int, highest: int) -> Float[Tensor, "D k"]:
     >>> len(lattice(2, 8))
     99
     """
-    inside = [
-        n
-        for n in product(range(-highest, highest + 1), repeat=dimension)
-        if sum(x * x for x in n) <= highest**2
-    ]
-    half = [n for n in inside if n > tuple(-x for x in n)]
-    order = sorted(half, key=lambda n: (sum(x * x for x in n), n))
-    return torch.tensor([(0,) * dimension, *order], dtype=torch.float64)
+    half = []
+    for n in product(range(-highest, highest + 1), repeat=dimension):
+        size = sum(x * x for x in n)
+        opposite = tuple(-x for x in n)
+        if size <= highest**2 and n > opposite:
+            half.append((size, n))
+    zero = (0,) * dimension
+    numbers = [zero, *(n for _, n in sorted(half))]
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def features(numbers: Float[Tensor, "D k"], places: Float[Tensor, "*S k"]) -> Float[Tensor, "*S F"]:
@@ -63,7 +63,8 @@ def features(numbers: Float[Tensor, "D k"], places: Float[Tensor, "*S k"]) -> Fl
     ... ).tolist()  # a quarter of the period
     [[1.0, 0.0, 0.0, 1.0]]
     """
-    angle = places @ (numbers.T * (2 * math.pi / PERIOD))
+    frequency = numbers.T * (2 * math.pi / PERIOD)
+    angle = places @ frequency
     return torch.cat([angle.cos(), angle.sin()], -1)
 
 
@@ -98,21 +99,25 @@ def fading_states(
     N = gaps.shape[1]
     for first in range(0, N, CHUNK):
         some = slice(first, min(first + CHUNK, N))
+        own = values[:, some].transpose(1, 2)
         age = gaps[:, some].cumsum(1)
         apart = age[:, :, None] - age[:, None]
         triangle = torch.ones_like(apart, dtype=torch.bool).tril()
-        fade = torch.exp(
-            (-decay[:, None, None] * torch.where(triangle, apart, 0.0)[:, None]).clamp(min=FADED)
-        )
-        weights = torch.where(
-            triangle[:, None], fade * values[:, some].transpose(1, 2)[:, :, None], 0.0
-        )
-        inside = torch.matmul(weights.flatten(1, 2), phi[:, some]).unflatten(1, (len(decay), -1))
-        carried = torch.exp((-decay[:, None] * age[:, None]).clamp(min=FADED))
+        between = torch.where(triangle, apart, 0.0)
+        fade = _fade(decay[:, None, None], between[:, None])
+        weights = torch.where(triangle[:, None], fade * own[:, :, None], 0.0)
+        inside = torch.matmul(weights.flatten(1, 2), phi[:, some])
+        inside = inside.unflatten(1, (len(decay), -1))
+        carried = _fade(decay[:, None], age[:, None])
         state = torch.addcmul(inside, carried[..., None], held[:, :, None])
         parts.append(state)
         held = state[:, :, -1]
     return torch.cat(parts, 2)
+
+
+def _fade(decay: Tensor, age: Tensor) -> Tensor:
+    """exp(-decay age)."""
+    return torch.exp((-decay * age).clamp(min=FADED))
 
 
 @lru_cache(maxsize=32)
@@ -125,22 +130,25 @@ def box_rule(dimension: int, order: int) -> tuple[Float[Tensor, "S k"], Float[Te
     0.027777777778
     """
     x, w = gauss_legendre(order)
-    nodes = torch.stack(torch.meshgrid(*[x] * dimension, indexing="ij"), -1).reshape(-1, dimension)
-    weights = torch.stack(torch.meshgrid(*[w] * dimension, indexing="ij"), -1).prod(-1).flatten()
+    nodes = _grid(x, dimension)
+    weights = _grid(w, dimension).prod(-1)
     return nodes, weights
+
+
+def _grid(values: Float[Tensor, " V"], dimension: int) -> Float[Tensor, "S k"]:
+    """All tuples of ``values``, the last axis fastest."""
+    axes = torch.meshgrid(*[values] * dimension, indexing="ij")
+    return torch.stack(axes, -1).reshape(-1, dimension)
 
 
 def scattered(dimension: int, cells: int, random: torch.Generator) -> Float[Tensor, "S k"]:
     """One uniform point in each of ``cells``^k equal cells of [0, 1]^k: their mean is an unbiased
     integral.
     """
-    corner = torch.tensor(list(product(range(cells), repeat=dimension)), dtype=torch.float64)
-    return (
-        corner
-        + torch.rand(
-            corner.shape, generator=random, dtype=torch.float64, device=random.device
-        ).cpu()
-    ) / cells
+    corners = list(product(range(cells), repeat=dimension))
+    corner = torch.tensor(corners, dtype=torch.float64)
+    inside = torch.rand(corner.shape, generator=random, dtype=torch.float64, device=random.device)
+    return (corner + inside.cpu()) / cells
 
 
 @torch.no_grad()
@@ -162,15 +170,13 @@ def largest(
     k = numbers.shape[1]
     each = max(2, int(CURVED ** (1 / k)) // cells)  # steps of the grid in a cell
     grid = torch.linspace(0, 1, each * cells + 1, dtype=torch.float64)
-    places = torch.stack(torch.meshgrid(*[grid] * k, indexing="ij"), -1).reshape(-1, k)
+    places = _grid(grid, k)
+    coefficients = coefficients.double()
     rows = max(1, 2**22 // coefficients.shape[1])
-    values = torch.cat(
-        [features(numbers, some) @ coefficients.double().T for some in places.split(rows)]
-    )
-    top = values.T.unflatten(1, (len(grid),) * k)
+    values = [features(numbers, some) @ coefficients.T for some in places.split(rows)]
+    top = torch.cat(values).T.unflatten(1, (len(grid),) * k)
     for axis in range(1, k + 1):
         top = top.unfold(axis, each + 1, each).amax(-1)
-    bend = (numbers.abs().sum(1) * (2 * math.pi / PERIOD)).square()
-    return top.flatten(1) + (amplitudes(coefficients.double()) * bend).sum(1, keepdim=True) / (
-        8 * (each * cells) ** 2
-    )
+    speed = numbers.abs().sum(1) * (2 * math.pi / PERIOD)
+    bend = (amplitudes(coefficients) * speed.square()).sum(1, keepdim=True)
+    return top.flatten(1) + bend / (8 * (each * cells) ** 2)

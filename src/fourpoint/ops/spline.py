@@ -45,7 +45,9 @@ def evaluate(
     cell, place = _locate(x, length, len(table))
     f = place.to(table.dtype)[..., None]
     a0, a1, a2, a3 = looked_up(table, cell).unbind(-1)
-    return torch.addcmul(a0, f, torch.addcmul(a1, f, torch.addcmul(a2, f, a3)))
+    value = torch.addcmul(a2, f, a3)
+    value = torch.addcmul(a1, f, value)
+    return torch.addcmul(a0, f, value)
 
 
 def spline_knots(length: Tensor | float, intervals: int) -> Float[Tensor, " knots"]:
@@ -55,7 +57,8 @@ def spline_knots(length: Tensor | float, intervals: int) -> Float[Tensor, " knot
     [0.0, 0.5, 1.0, 1.5, 2.0]
     """
     end = torch.as_tensor(length, dtype=torch.float64)
-    return torch.linspace(0, 1, intervals + 1, dtype=torch.float64, device=end.device) * end
+    shares = torch.linspace(0, 1, intervals + 1, dtype=torch.float64, device=end.device)
+    return shares * end
 
 
 def spline_max(
@@ -86,9 +89,10 @@ def largest(
 ) -> Float[Tensor, "*S M"]:
     """The same from :func:`peaks`, for curves that are asked many times."""
     intervals = len(peaks)
-    first, last = (_locate(x, length, intervals)[0][..., None] for x in (a, b))
+    first, _ = _locate(a, length, intervals)
+    last, _ = _locate(b, length, intervals)
     j = torch.arange(intervals, device=first.device)
-    touched = (first <= j) & (j <= last)
+    touched = (first[..., None] <= j) & (j <= last[..., None])
     return torch.where(touched[..., None], peaks, -torch.inf).amax(-2)
 
 
@@ -97,20 +101,26 @@ def cubics(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M 4"]:
     are equal.
     """
     c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
-    bend = (c2 - c1) - (c1 - c0)
+    rise = c2 - c1
+    bend = rise - (c1 - c0)
     constant = c1 + bend / 6
     linear = (c2 - c0) / 2
-    cubic = (c3 - c0) / 6 - (c2 - c1) / 2
-    return torch.stack([constant, linear, bend / 2, cubic], -1).transpose(0, 1)
+    cubic = (c3 - c0) / 6 - rise / 2
+    powers = [constant, linear, bend / 2, cubic]
+    return torch.stack(powers, -1).transpose(0, 1)
 
 
 def peaks(coefficients: Float[Tensor, "M C"]) -> Float[Tensor, "J M"]:
     """The largest of the four Bezier points of every interval's cubic."""
     c0, c1, c2, c3 = coefficients.unfold(-1, 4, 1).unbind(-1)
-    left = c1 + ((c2 - c1) - (c1 - c0)) / 6
-    right = c2 + ((c3 - c2) - (c2 - c1)) / 6
-    third = (c2 - c1) / 3
-    return torch.stack([left, c1 + third, c2 - third, right], -1).amax(-1).T
+    before = c1 - c0
+    rise = c2 - c1
+    after = c3 - c2
+    left = c1 + (rise - before) / 6
+    right = c2 + (after - rise) / 6
+    third = rise / 3
+    points = [left, c1 + third, c2 - third, right]
+    return torch.stack(points, -1).amax(-1).T
 
 
 def _locate(

@@ -31,10 +31,8 @@ Bound = Callable[[Float[Tensor, " B"], Float[Tensor, " B"]], Float[Tensor, " B"]
 # relative; models whose rate is rounded more coarsely have their own allowance in the bound
 ROUNDING = 1e-9
 FEW, MANY = 0.5, 4.0  # candidates expected in a window, at least and at most
-TIGHT, LOOSE = (
-    0.8,
-    0.6,
-)  # shares of the bound that the rate fills: above, windows grow; below, they shrink
+# shares of the bound that the rate fills: windows grow above the first, shrink below the other
+TIGHT, LOOSE = 0.8, 0.6
 
 
 class BoundViolated(ArithmeticError):
@@ -106,22 +104,24 @@ def thin(
     Raises :class:`BoundViolated` with rate, bound and time, and :class:`ExplosiveRate` where no
     bound is finite.
     """
+    paths = len(a)
     going = a < stop
     b, top = _window(bound, a, stop, width)
-    steps = unit_exponentials((len(a), candidates), random).cumsum(1)
+    steps = unit_exponentials((paths, candidates), random).cumsum(1)
     times = a[:, None] + steps / top[:, None]
     inside = (times < b[:, None]) & going[:, None]
-    coin = torch.rand(len(a), candidates, dtype=a.dtype, device=a.device, generator=random)
-    outside = torch.where(
-        going, b, a
-    )  # where time moves on to without a candidate, so that a state asked there has arrived
-    intensities = rates(torch.where(inside, times, outside[:, None])).to(a.dtype)
+    coin = torch.rand(paths, candidates, dtype=a.dtype, device=a.device, generator=random)
+    # where time moves on to without a candidate, so that a state asked there has arrived
+    outside = torch.where(going, b, a)
+    asked = torch.where(inside, times, outside[:, None])
+    intensities = rates(asked).to(a.dtype)
     rate = intensities.sum(-1)
     _check(rate, top, times, inside)
     accepted = inside & (coin * top[:, None] < rate)
     hit = accepted.any(1)
     which = accepted.to(torch.int64).argmax(1, keepdim=True)
-    decided = inside & ((torch.arange(candidates, device=a.device) <= which) | ~hit[:, None])
+    looked_at = torch.arange(candidates, device=a.device) <= which
+    decided = inside & (looked_at | ~hit[:, None])
     if tally is not None:
         tally.proposals += int(decided.sum())
         tally.accepted += int(hit.sum())
@@ -130,7 +130,8 @@ def thin(
     time = torch.where(hit, times.gather(1, which)[:, 0], last)
     chosen = which[..., None].expand(-1, -1, intensities.shape[-1])
     at = intensities.gather(1, chosen)[:, 0]
-    return Round(hit, time, at, _next_width(width, b - a, top, rate, decided))
+    following = _next_width(width, b - a, top, rate, decided)
+    return Round(hit, time, at, following)
 
 
 def next_by_thinning(
@@ -204,7 +205,8 @@ def draw_marks(intensities: Float[Tensor, "B M"], random: torch.Generator) -> In
     place = running.device
     unit = torch.rand(len(running), 1, dtype=running.dtype, device=place, generator=random)
     coin = unit * running[:, -1:]
-    return torch.searchsorted(running, coin, right=True)[:, 0].clamp(max=running.shape[1] - 1)
+    mark = torch.searchsorted(running, coin, right=True)[:, 0]
+    return mark.clamp(max=running.shape[1] - 1)
 
 
 def unit_exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Tensor, "*S"]:
@@ -212,7 +214,8 @@ def unit_exponentials(shape: Sequence[int], random: torch.Generator) -> Float[Te
     Tensor.exponential_ may use another generator.
     """
     place = random.device
-    return -torch.log1p(-torch.rand(*shape, dtype=torch.float64, device=place, generator=random))
+    uniform = torch.rand(*shape, dtype=torch.float64, device=place, generator=random)
+    return -torch.log1p(-uniform)
 
 
 def _window(
@@ -228,8 +231,9 @@ def _window(
         crowded = ~(expected <= 2 * MANY)
         if not bool(crowded.any()):
             return b, top
-        share = torch.where(torch.isfinite(expected), MANY / expected, 0.01).clamp(0.01, 0.5)
-        shorter = torch.where(crowded, a + (b - a) * share, b)
+        share = torch.where(torch.isfinite(expected), MANY / expected, 0.01)
+        nearer = a + (b - a) * share.clamp(0.01, 0.5)
+        shorter = torch.where(crowded, nearer, b)
         stuck = crowded & ~(shorter > a)
         if bool(stuck.any()):
             i = int(torch.nonzero(stuck)[0])
@@ -264,9 +268,12 @@ def _next_width(
     loose.
     """
     seen = decided.sum(1)
-    filled = torch.where(decided, rate, 0.0).sum(1) / (top * seen).clamp(
-        min=torch.finfo(top.dtype).tiny
-    )
-    factor = torch.where((seen == 0) | (filled > TIGHT), 1.5, torch.where(filled < LOOSE, 0.6, 1.0))
-    fitted = torch.minimum(torch.maximum(used * factor, FEW / top), MANY / top)
-    return torch.where(used > 0, torch.where(top > 0, fitted, 2 * width), width)
+    bounds = (top * seen).clamp(min=torch.finfo(top.dtype).tiny)
+    filled = torch.where(decided, rate, 0.0).sum(1) / bounds
+    tight = (seen == 0) | (filled > TIGHT)
+    not_tight = torch.where(filled < LOOSE, 0.6, 1.0)
+    factor = torch.where(tight, 1.5, not_tight)
+    longer = torch.maximum(used * factor, FEW / top)
+    fitted = torch.minimum(longer, MANY / top)
+    wanted = torch.where(top > 0, fitted, 2 * width)
+    return torch.where(used > 0, wanted, width)

@@ -62,11 +62,22 @@ def trigger_sums(
     >>> trigger_sums(sources, queries, theta).item()  # (1 + 1)^-2
     0.25
     """
-    loop = kernels.TRIGGERING.choose(len(queries.times) * len(sources.times), theta.device.type)
+    loop = kernels.TRIGGERING.choose(_pairs(sources, queries), theta.device.type)
     if loop is None:
         return plain_trigger_sums(sources, queries, theta)
     found: Tensor = _Compiled.apply(theta, sources, queries, loop)
     return found
+
+
+def _pairs(sources: Sources, queries: Queries) -> int:
+    """The number of pairs of a query and a source."""
+    return len(queries.times) * len(sources.times)
+
+
+def _some_queries(queries: Queries, rows: Int[Tensor, " R"]) -> Queries:
+    """Some of the queries."""
+    places = None if queries.places is None else queries.places[rows]
+    return Queries(queries.times[rows], places, queries.seen[rows])
 
 
 def plain_trigger_sums(
@@ -75,11 +86,9 @@ def plain_trigger_sums(
     """As :func:`trigger_sums`, from all pairs."""
     count = max(1, PAIRS // max(1, len(sources.times)))
     found = []
-    for rows in torch.arange(len(queries.times), device=theta.device).split(count):
-        places = None if queries.places is None else queries.places[rows]
-        found.append(
-            _some(sources, Queries(queries.times[rows], places, queries.seen[rows]), theta)
-        )
+    every = torch.arange(len(queries.times), device=theta.device)
+    for rows in every.split(count):
+        found.append(_some(sources, _some_queries(queries, rows), theta))
     return torch.cat(found) if found else theta.new_zeros(0)
 
 
@@ -88,11 +97,13 @@ def _some(sources: Sources, queries: Queries, theta: Float[Tensor, " T"]) -> Flo
     index = torch.arange(len(sources.times), device=theta.device)
     known = index < queries.seen[:, None]
     lag = torch.where(known, queries.times[:, None] - sources.times, 1.0)
-    logs = sources.features @ theta[SCALARS:] - p * (lag + c).log() - omega * lag
+    productivity = sources.features @ theta[SCALARS:]
+    logs = productivity - p * (lag + c).log() - omega * lag
     if sources.places is not None and queries.places is not None:
         log_width = level + gamma * sources.delta
         apart = (queries.places[:, None] - sources.places).square().sum(-1)
-        logs = logs - log_width - q * torch.log1p(apart * torch.exp(-log_width))
+        ratio = apart * torch.exp(-log_width)
+        logs = logs - log_width - q * torch.log1p(ratio)
     return torch.where(known, logs.exp(), 0.0).sum(1)
 
 
@@ -112,7 +123,7 @@ def sums_with_derivatives(
     if plan is not None:
         values, derivatives = plan.run(theta, differentiated=True)
         return torch.from_numpy(values), torch.from_numpy(derivatives)
-    loop = kernels.TRIGGERING.choose(len(queries.times) * len(sources.times), theta.device.type)
+    loop = kernels.TRIGGERING.choose(_pairs(sources, queries), theta.device.type)
     if loop is not None:
         values, derivatives = loop(*_arrays(sources, queries), theta.numpy(), True)
         return torch.from_numpy(values), torch.from_numpy(derivatives)
@@ -187,8 +198,7 @@ def planned(
     tolerance: float = TOLERANCE,
 ) -> Planned | None:
     """A plan, where there are so many pairs that it pays; None where full sums are quicker."""
-    pairs = len(queries.times) * len(sources.times)
-    if kernels.TRIGGER_TREE.choose(pairs, theta.device.type) is None:
+    if kernels.TRIGGER_TREE.choose(_pairs(sources, queries), theta.device.type) is None:
         return None
     return Planned(sources, queries, theta, floor, tolerance)
 
@@ -204,15 +214,15 @@ def grouped_sums(
     """The sums once, without gradient, with distant events in groups that are chosen for some
     queries after the other; from all pairs where that is quicker.
     """
-    pairs = len(queries.times) * len(sources.times)
-    if kernels.TRIGGER_TREE.choose(pairs, theta.device.type) is None:
+    if kernels.TRIGGER_TREE.choose(_pairs(sources, queries), theta.device.type) is None:
         return trigger_sums(sources, queries, theta)
     from fourpoint.kernels import numba_trigger_tree as trees
 
     loops = kernels.TRIGGER_TREE.load()
     times, places, delta, features, at, where, seen = _arrays(sources, queries)
     point = theta.detach().numpy()
-    grouped = trees.group(loops, trees.Events(times, places, delta, features), point)
+    events = trees.Events(times, places, delta, features)
+    grouped = trees.group(loops, events, point)
     level = floor.detach().numpy()
     found = np.zeros(len(at))
     for low in range(0, len(at), QUERIES):
@@ -230,11 +240,12 @@ def tree_error(
     """The mean and the mean absolute error of the logarithm of rates by a plan, against full sums
     at ``count`` queries spread evenly.
     """
-    rows = torch.linspace(0, len(plan.queries.times) - 1, count).long().unique()
-    places = None if plan.queries.places is None else plan.queries.places[rows]
-    some = Queries(plan.queries.times[rows], places, plan.queries.seen[rows])
+    last = len(plan.queries.times) - 1
+    rows = torch.linspace(0, last, count).long().unique()
+    some = _some_queries(plan.queries, rows)
     exact = trigger_sums(plan.sources, some, theta) + floor[rows]
-    change = ((plan(theta)[rows] + floor[rows]) / exact).log()
+    grouped = plan(theta)[rows] + floor[rows]
+    change = (grouped / exact).log()
     return float(change.mean()), float(change.abs().mean())
 
 
@@ -260,9 +271,8 @@ class _Compiled(torch.autograd.Function):
     def forward(
         ctx: Context, theta: Tensor, sources: Sources, queries: Queries, loop: kernels.Loop
     ) -> Tensor:
-        values, derivatives = loop(
-            *_arrays(sources, queries), theta.detach().numpy(), ctx.needs_input_grad[0]
-        )
+        point = theta.detach().numpy()
+        values, derivatives = loop(*_arrays(sources, queries), point, ctx.needs_input_grad[0])
         ctx.save_for_backward(torch.from_numpy(derivatives))
         return torch.from_numpy(values)
 
@@ -274,9 +284,10 @@ class _Compiled(torch.autograd.Function):
 
 def _arrays(sources: Sources, queries: Queries) -> tuple[NDArray[Any], ...]:
     """What the loop takes: sources, then queries; places of 0 columns where there are none."""
-    flat = [sources.times, sources.places, sources.delta, sources.features]
-    flat += [queries.times, queries.places, queries.seen]
-    return tuple(
-        np.zeros((0, 2)) if part is None else np.ascontiguousarray(part.detach().numpy())
-        for part in flat
-    )
+    found: list[NDArray[Any]] = []
+    for part in (*sources, *queries):
+        if part is None:
+            found.append(np.zeros((0, 2)))
+        else:
+            found.append(np.ascontiguousarray(part.detach().numpy()))
+    return tuple(found)
