@@ -322,3 +322,21 @@ def test_the_kernel_keeps_angles_after_many_turns(monkeypatch: pytest.MonkeyPatc
         exact = model.double().log_total(model.encode(batch), times)
     assert float(exact.std()) > 1e-2
     assert torch.allclose(found.double(), exact, rtol=0, atol=1e-5)
+
+
+def test_the_kernel_rates_many_times_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """37 positions with 11 times each fill one block and a part of another."""
+    monkeypatch.setattr("fourpoint.kernels.conditions.RATE_WORK", 0)
+    model = DeepDAPP(width=10, modes=3).eval()
+    random = torch.Generator().manual_seed(0)
+    batch = Sequence(np.arange(1.0, 37.0), start=0.0, stop=40.0).batch()
+    lags = torch.rand((1, 37, 11), generator=random, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=random)
+        history = model.encode(batch)
+        found = model.log_total(history, history.times[..., None] + lags)
+        model = model.double()
+        history = model.encode(batch)
+        exact = model.log_total(history, history.times[..., None] + lags)
+    assert torch.allclose(found.double(), exact, rtol=1e-4, atol=1e-4)

@@ -7,10 +7,12 @@ and F the features of d (`models.deep_layer.features`),
     z = w'q + (w'V_2) gelu(V_1 norm(q) + b),
 
 z being the argument of the softplus. V_2 and w are one row of numbers here: the rates of single
-marks would need V_2 alone, the total rate does not. One time after the other stays in the
-processor's cache from its states to z, so that nothing but z goes through memory. Exponentials,
-sinusoids, logarithms and the error function are polynomials or quotients of such (float32), since a
-call keeps a processor from taking several numbers at a time:
+marks would need V_2 alone, the total rate does not. A block of times stays in the processor's cache
+from its states to z, so that nothing but z goes through memory. A block is filled with the times
+of one position after the other, and its times are the last axis of all arrays, so that products of
+matrices are sums of long rows. Exponentials, sinusoids, logarithms and the error function are
+polynomials or quotients of such (float32), since a call keeps a processor from taking several
+numbers at a time:
 
     gelu(x) = x (1 + erf(x / sqrt 2)) / 2,   erf(x) = x P(x^2) / Q(x^2),   |x| <= 4.
 
@@ -59,10 +61,15 @@ from fourpoint.kernels.numba_dapp_loss import (
 from fourpoint.kernels.numba_series import log_one_plus
 
 f32, f64 = np.float32, np.float64
-TIMES = 8  # taken together
+BLOCK = 256  # times taken together, at most
+VECTOR = 16  # numbers in the widest registers
+UNROLLED = 64  # times that a loop may take in one pass: blocks are multiples of it
 Floats = NDArray[np.float32]
 Lags = NDArray[np.float64]
-HALF, ONE, ZERO = f32(0.5), f32(1.0), f32(0.0)
+HALF = f32(0.5)
+ONE = f32(1.0)
+ZERO = f32(0.0)
+FOUR = np.uint64(4)
 ROOT = f32(math.sqrt(0.5))
 LOG2 = f32(math.log(2))
 TURN = f32(0.5)  # cycles of sin and cos of pi x for x = 1
@@ -107,11 +114,27 @@ class Positions(NamedTuple):
     summary: Floats  # (R, H): c
 
 
+class Moved(NamedTuple):
+    """What is known at each position, at the T times of a block. Real and imaginary parts have
+    arrays of their own: the compiler cannot tell that two parts of one array do not overlap, and
+    would use no vectors.
+
+    Rows are longer than needed, so that they are not a power of two apart: otherwise the numbers of
+    a column would share a few lines of the cache.
+    """
+
+    real: Floats  # (T, J + VECTOR)
+    imaginary: Floats  # (T, J + VECTOR)
+    summary: Floats  # (T, H + VECTOR)
+
+
 @cache
 def load() -> Callable[[Model, Positions, Lags], Floats]:
     """:func:`arguments` with its loops as machine code, cached on disk between runs if possible."""
-    rating = (add_products, weighted_gelu, normalise, some)
-    loops = (turn, logarithms, sines, prepare, *rating)
+    states = (mode_speeds, moved_states, fill)
+    elapsed = (logarithms, sines, add_features)
+    products = (add_product, add_products)
+    loops = (*states, *elapsed, *products, weighted_gelu, normalise)
     modules = (series_loops, loss_loops, sys.modules[__name__])
     compiled = machine_code(modules, (sweep,), (), (log_one_plus,), loops)["sweep"]
 
@@ -146,60 +169,66 @@ def _pool(count: int, process: int) -> ThreadPoolExecutor:
 
 @no_type_check
 def sweep(first, last, model, positions, lags, found):
-    """z of the positions ``first`` to ``last``."""
+    """z of the positions ``first`` to ``last``, in blocks of equally many times.
+
+    The last time is repeated until its block is full, so that every time goes through the same
+    instructions, however the times are shared out.
+    """
     J = len(model.decay)
-    T = lags.shape[1]
-    wide = -(-T // TIMES) * TIMES
+    total = (last - first) * lags.shape[1]
+    blocks = max(1, -(-total // BLOCK))
+    size = -(-total // (blocks * UNROLLED)) * UNROLLED
+    row = np.empty(size, dtype=np.uint64)  # a signed number could count from the end
+    column = np.empty(size, dtype=np.int64)
+    own = np.empty(size, dtype=np.float64)
     cycles = np.empty(J, dtype=np.float64)
     halvings = np.empty(J, dtype=np.float32)
-    turned = np.empty((wide, 2, J), dtype=np.float32)
-    inputs = np.empty((len(model.read) - 2 * J, wide), dtype=np.float32)
-    states = np.empty((TIMES, len(model.read)), dtype=np.float32)
-    hidden = np.empty((TIMES, len(model.rate)), dtype=np.float32)
-    inner = np.empty((TIMES, len(model.rate_up)), dtype=np.float32)
-    own = np.empty(wide, dtype=np.float64)
-    z = np.empty(TIMES, dtype=np.float32)
-    for r in range(first, last):
-        for t in range(wide):
-            own[t] = lags[r, min(t, T - 1)]
-        prepare(r, model, positions, own, cycles, halvings, inputs)
-        turn(own, cycles, halvings, turned)
-        for t in range(0, wide, TIMES):
-            some(r, t, model, positions, turned, inputs, states, hidden, inner, z)
-            for i in range(min(TIMES, T - t)):
-                found[r, t + i] = z[i]
+    moved = Moved(
+        real=np.empty((size, J + VECTOR), dtype=np.float32),
+        imaginary=np.empty((size, J + VECTOR), dtype=np.float32),
+        summary=np.empty((size, len(model.rate) + VECTOR), dtype=np.float32),
+    )
+    inputs = np.empty((len(model.read), size), dtype=np.float32)
+    hidden = np.empty((len(model.rate), size), dtype=np.float32)
+    inner = np.empty((len(model.rate_up), size), dtype=np.float32)
+    mean = np.empty(size, dtype=np.float32)
+    scale = np.empty(size, dtype=np.float32)
+    z = np.empty(size, dtype=np.float32)
+    for block in range(blocks if total else 0):
+        for t in range(size):
+            place = min(block * size + t, total - 1)
+            row[t] = first + place // lags.shape[1]
+            column[t] = place % lags.shape[1]
+            own[t] = lags[row[t], column[t]]
+            z[t] = model.rate_bias
+        moved_states(model, positions, row, own, cycles, halvings, moved)
+        fill(model, moved, inputs, hidden, inner)
+        add_features(model, own, 2 * J, inputs)
+        add_products(model.read, inputs, hidden)
+        weighted_gelu(hidden, model.rate, z)
+        normalise(hidden, model.norm, model.norm_eps, mean, scale)
+        add_products(model.up, hidden, inner)
+        weighted_gelu(inner, model.rate_up, z)
+        for t in range(size):
+            found[row[t], column[t]] = z[t]
 
 
 @no_type_check
-def prepare(r, model, positions, lags, cycles, halvings, inputs):
-    """Cycles and halvings of the modes per unit of time, and the features of all times."""
-    K = len(model.scales)
-    for j in range(len(cycles)):
-        cycles[j] = f64(model.frequency[j]) * f64(positions.pace[r, j]) * (1 / (2 * math.pi))
-    for j in range(len(halvings)):
-        halvings[j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
-    for k in range(K):
-        logarithms(k, lags, ONE / model.scales[k], model.reach, inputs)
-    octaves = (len(inputs) - K) // 2
-    turns_per_unit = TURN
-    for v in range(octaves):
-        sines(K + v, K + octaves + v, turns_per_unit, inputs)
-        turns_per_unit *= TWO
-    for k in range(K):
-        for t in range(len(lags)):
-            inputs[k, t] -= ONE
+def moved_states(model, positions, row, lags, cycles, halvings, moved):
+    """exp(a_j r_j d) S_j and c at every time.
 
-
-@no_type_check
-def turn(lags, cycles, halvings, out):
-    """exp(a_j r_j d) of all modes at all lags: real parts, then imaginary parts.
-
-    As `numba_dapp_loss.sinusoid`, with whole turns taken off in float64.
+    Sinusoids are those of `numba_dapp_loss.sinusoid`, with whole turns taken off in float64.
     """
+    J = len(cycles)
     for t in range(len(lags)):
+        r = row[t]
+        if t == 0 or r != row[t - 1]:
+            mode_speeds(model, positions, r, cycles, halvings)
+        for i in range(len(model.rate)):
+            moved.summary[t, i] = positions.summary[r, i]
         exact = lags[t]
         d = f32(exact)
-        for j in range(len(cycles)):
+        for j in range(J):
             turns = exact * cycles[j]
             u = f32(turns - np.rint(turns))
             v = u * u
@@ -212,8 +241,59 @@ def turn(lags, cycles, halvings, out):
             f = ONE + rest * (P1 + rest * (P2 + rest * (P3 + rest * (P4 + rest * P5))))
             f *= np.int32((np.int32(127) - np.int32(n)) << np.int32(23)).view(np.float32)
             y = TWO * s * f
-            out[t, 0, j] = f - y * s
-            out[t, 1, j] = y * c
+            cosine = f - y * s
+            sine = y * c
+            real = positions.real[r, j]
+            imaginary = positions.imaginary[r, j]
+            moved.real[t, j] = cosine * real - sine * imaginary
+            moved.imaginary[t, j] = cosine * imaginary + sine * real
+
+
+@no_type_check
+def mode_speeds(model, positions, r, cycles, halvings):
+    """Cycles and halvings of the modes per unit of time."""
+    for j in range(len(cycles)):
+        turning = f64(model.frequency[j]) * f64(positions.pace[r, j])
+        cycles[j] = turning * (1 / (2 * math.pi))
+    for j in range(len(halvings)):
+        halvings[j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
+
+
+@no_type_check
+def fill(model, moved, inputs, hidden, inner):
+    """The states with times as the last axis, and what the products are added to."""
+    J = len(model.decay)
+    T = inputs.shape[1]
+    for j in range(J):
+        for t in range(T):
+            inputs[j, t] = moved.real[t, j]
+    for j in range(J):
+        for t in range(T):
+            inputs[J + j, t] = moved.imaginary[t, j]
+    for i in range(len(hidden)):
+        for t in range(T):
+            hidden[i, t] = moved.summary[t, i]
+    for i in range(len(inner)):
+        bias = model.up_bias[i]
+        for t in range(T):
+            inner[i, t] = bias
+
+
+@no_type_check
+def add_features(model, lags, first, inputs):
+    """The features of all times, into the rows of ``inputs`` from number ``first`` on."""
+    K = len(model.scales)
+    for k in range(K):
+        logarithms(first + k, lags, ONE / model.scales[k], model.reach, inputs)
+    octaves = (len(inputs) - first - K) // 2
+    turns_per_unit = TURN
+    for v in range(octaves):
+        cosine = first + K + v
+        sines(first, cosine, cosine + octaves, turns_per_unit, inputs)
+        turns_per_unit *= TWO
+    for k in range(first, first + K):
+        for t in range(len(lags)):
+            inputs[k, t] -= ONE
 
 
 @no_type_check
@@ -223,15 +303,16 @@ def logarithms(k, lags, factor, reach, inputs):
         x = ONE + min(f32(lags[t]), reach) * factor
         bits = np.float32(x).view(np.int32)
         power = (bits >> np.int32(23)) - np.int32(127)
-        rest = np.int32((bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)).view(np.float32)
+        mantissa = (bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)
+        rest = np.int32(mantissa).view(np.float32)
         inputs[k, t] = f32(power) * LOG2 + log_one_plus(rest - ONE)
 
 
 @no_type_check
-def sines(cosine, sine, cycles, inputs):
-    """cos and sin of 2 pi ``cycles`` times the first row, into two rows."""
+def sines(logarithm, cosine, sine, cycles, inputs):
+    """cos and sin of 2 pi ``cycles`` times the row ``logarithm``, into two rows."""
     for t in range(inputs.shape[1]):
-        u = cycles * inputs[0, t]
+        u = cycles * inputs[logarithm, t]
         u = u - np.rint(u)
         v = u * u
         s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
@@ -241,102 +322,91 @@ def sines(cosine, sine, cycles, inputs):
 
 
 @no_type_check
-def some(r, first, model, positions, turned, inputs, states, hidden, inner, z):
-    """z at TIMES times from number ``first`` on."""
-    J = len(model.decay)
-    for t in range(TIMES):
-        for j in range(J):
-            c = turned[first + t, 0, j]
-            s = turned[first + t, 1, j]
-            states[t, j] = c * positions.real[r, j] - s * positions.imaginary[r, j]
-        for j in range(J):
-            c = turned[first + t, 0, j]
-            s = turned[first + t, 1, j]
-            states[t, J + j] = c * positions.imaginary[r, j] + s * positions.real[r, j]
-        for k in range(len(inputs)):
-            states[t, 2 * J + k] = inputs[k, first + t]
-        for i in range(hidden.shape[1]):
-            hidden[t, i] = positions.summary[r, i]
-        for i in range(inner.shape[1]):
-            inner[t, i] = model.up_bias[i]
-    add_products(states, model.read, hidden)
-    for t in range(TIMES):
-        z[t] = model.rate_bias + weighted_gelu(t, hidden, model.rate)
-        normalise(t, hidden, model.norm, model.norm_eps)
-    add_products(hidden, model.up, inner)
-    for t in range(TIMES):
-        z[t] += weighted_gelu(t, inner, model.rate_up)
-
-
-@no_type_check
-def add_products(factors, matrix, into):
-    """(TIMES, N) ``factors`` times (N, C) ``matrix``, added to ``into``; four rows of the matrix in
-    one pass, so that sums are read and written once for four products, and rows are read once for
-    all times.
+def add_products(matrix, factors, into):
+    """The transpose of (N, C) ``matrix`` times (N, T) ``factors``, added to (C, T) ``into``; four
+    rows of factors to four sums in one pass, so that each number is read once for four products.
 
     Rows have unsigned numbers. A signed one may be negative and count from the end, so that the
-    compiler would have to check before every pass whether the rows overlap with the sums.
+    compiler would have to check before every pass whether the rows overlap.
     """
-    n = factors.shape[1]
-    for block in range(n // 4):
-        k0 = np.uint64(4) * np.uint64(block)
-        k1 = k0 + np.uint64(1)
-        k2 = k0 + np.uint64(2)
-        k3 = k0 + np.uint64(3)
-        a0, a1, a2, a3 = factors[0, k0], factors[0, k1], factors[0, k2], factors[0, k3]
-        b0, b1, b2, b3 = factors[1, k0], factors[1, k1], factors[1, k2], factors[1, k3]
-        c0, c1, c2, c3 = factors[2, k0], factors[2, k1], factors[2, k2], factors[2, k3]
-        d0, d1, d2, d3 = factors[3, k0], factors[3, k1], factors[3, k2], factors[3, k3]
-        e0, e1, e2, e3 = factors[4, k0], factors[4, k1], factors[4, k2], factors[4, k3]
-        f0, f1, f2, f3 = factors[5, k0], factors[5, k1], factors[5, k2], factors[5, k3]
-        g0, g1, g2, g3 = factors[6, k0], factors[6, k1], factors[6, k2], factors[6, k3]
-        h0, h1, h2, h3 = factors[7, k0], factors[7, k1], factors[7, k2], factors[7, k3]
-        for i in range(into.shape[1]):
-            w0 = matrix[k0, i]
-            w1 = matrix[k1, i]
-            w2 = matrix[k2, i]
-            w3 = matrix[k3, i]
-            into[0, i] += a0 * w0 + a1 * w1 + a2 * w2 + a3 * w3
-            into[1, i] += b0 * w0 + b1 * w1 + b2 * w2 + b3 * w3
-            into[2, i] += c0 * w0 + c1 * w1 + c2 * w2 + c3 * w3
-            into[3, i] += d0 * w0 + d1 * w1 + d2 * w2 + d3 * w3
-            into[4, i] += e0 * w0 + e1 * w1 + e2 * w2 + e3 * w3
-            into[5, i] += f0 * w0 + f1 * w1 + f2 * w2 + f3 * w3
-            into[6, i] += g0 * w0 + g1 * w1 + g2 * w2 + g3 * w3
-            into[7, i] += h0 * w0 + h1 * w1 + h2 * w2 + h3 * w3
-    for k in range(n - n % 4, n):
-        for t in range(TIMES):
-            for i in range(into.shape[1]):
-                into[t, i] += factors[t, k] * matrix[k, i]
+    inputs = len(matrix)
+    outputs = len(into)
+    for block in range(outputs // 4):
+        i0 = FOUR * np.uint64(block)
+        i1 = i0 + np.uint64(1)
+        i2 = i0 + np.uint64(2)
+        i3 = i0 + np.uint64(3)
+        for part in range(inputs // 4):
+            k0 = FOUR * np.uint64(part)
+            k1 = k0 + np.uint64(1)
+            k2 = k0 + np.uint64(2)
+            k3 = k0 + np.uint64(3)
+            a0, a1, a2, a3 = matrix[k0, i0], matrix[k1, i0], matrix[k2, i0], matrix[k3, i0]
+            b0, b1, b2, b3 = matrix[k0, i1], matrix[k1, i1], matrix[k2, i1], matrix[k3, i1]
+            c0, c1, c2, c3 = matrix[k0, i2], matrix[k1, i2], matrix[k2, i2], matrix[k3, i2]
+            d0, d1, d2, d3 = matrix[k0, i3], matrix[k1, i3], matrix[k2, i3], matrix[k3, i3]
+            for t in range(into.shape[1]):
+                x0 = factors[k0, t]
+                x1 = factors[k1, t]
+                x2 = factors[k2, t]
+                x3 = factors[k3, t]
+                into[i0, t] += a0 * x0 + a1 * x1 + a2 * x2 + a3 * x3
+                into[i1, t] += b0 * x0 + b1 * x1 + b2 * x2 + b3 * x3
+                into[i2, t] += c0 * x0 + c1 * x1 + c2 * x2 + c3 * x3
+                into[i3, t] += d0 * x0 + d1 * x1 + d2 * x2 + d3 * x3
+    whole = outputs - outputs % 4
+    for k in range(inputs - inputs % 4, inputs):
+        for i in range(whole):
+            add_product(matrix, factors, np.uint64(k), np.uint64(i), into)
+    for k in range(inputs):
+        for i in range(whole, outputs):
+            add_product(matrix, factors, np.uint64(k), np.uint64(i), into)
 
 
 @no_type_check
-def weighted_gelu(t, x, weights):
-    """The sum of ``weights`` times gelu(x) of one time; x becomes gelu(x)."""
-    total = ZERO
-    for i in range(x.shape[1]):
-        u = x[t, i] * ROOT
-        u = min(max(u, -FARTHEST), FARTHEST)
-        v = u * u
-        top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
-        bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
-        y = HALF * x[t, i] * (ONE + u * top / bottom)
-        x[t, i] = y
-        total += weights[i] * y
-    return total
+def add_product(matrix, factors, k, i, into):
+    """The products of one weight with a row of factors, added to one row of sums."""
+    weight = matrix[k, i]
+    for t in range(into.shape[1]):
+        into[i, t] += weight * factors[k, t]
 
 
 @no_type_check
-def normalise(t, x, norm, eps):
-    """Mean 0 and variance 1, times the weight, plus the bias; x becomes it."""
-    n = f32(x.shape[1])
-    mean = ZERO
-    for i in range(x.shape[1]):
-        mean += x[t, i]
-    mean /= n
-    variance = ZERO
-    for i in range(x.shape[1]):
-        variance += (x[t, i] - mean) * (x[t, i] - mean)
-    scale = ONE / np.sqrt(variance / n + eps)
-    for i in range(x.shape[1]):
-        x[t, i] = (x[t, i] - mean) * scale * norm[0, i] + norm[1, i]
+def weighted_gelu(x, weights, total):
+    """gelu of x, in its place; the sums over its rows, times their ``weights``, join ``total``."""
+    for i in range(len(x)):
+        weight = weights[i]
+        for t in range(len(total)):
+            u = x[i, t] * ROOT
+            u = min(max(u, -FARTHEST), FARTHEST)
+            v = u * u
+            top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
+            bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
+            y = HALF * x[i, t] * (ONE + u * top / bottom)
+            x[i, t] = y
+            total[t] += weight * y
+
+
+@no_type_check
+def normalise(x, norm, eps, mean, scale):
+    """Mean 0 and variance 1 at every time, times the weight, plus the bias; x becomes it."""
+    width = f32(len(x))
+    for t in range(len(mean)):
+        mean[t] = ZERO
+        scale[t] = ZERO
+    for i in range(len(x)):
+        for t in range(len(mean)):
+            mean[t] += x[i, t]
+    for t in range(len(mean)):
+        mean[t] /= width
+    for i in range(len(x)):
+        for t in range(len(mean)):
+            off = x[i, t] - mean[t]
+            scale[t] += off * off
+    for t in range(len(mean)):
+        scale[t] = ONE / np.sqrt(scale[t] / width + eps)
+    for i in range(len(x)):
+        weight = norm[0, i]
+        bias = norm[1, i]
+        for t in range(len(mean)):
+            x[i, t] = (x[i, t] - mean[t]) * scale[t] * weight + bias

@@ -71,20 +71,33 @@ class DeepHistory(History):
         if seen is None:
             return self
         row = torch.arange(len(seen), device=seen.device)[:, None]
-        end = torch.full_like(self.lengths, seen.shape[1] - 1)
-        times, summary, state, pace = (
-            x[row, seen] for x in (self.times, self.summary, self.state, self.pace)
+        last = seen.shape[1] - 1
+        return DeepHistory(
+            times=self.times[row, seen],
+            start=self.start,
+            lengths=torch.full_like(self.lengths, last),
+            summary=self.summary[row, seen],
+            state=self.state[row, seen],
+            pace=self.pace[row, seen],
+            context=self.context,
         )
-        return DeepHistory(times, self.start, end, summary, state, pace, context=self.context)
 
     def at_positions(self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]) -> DeepHistory:
         """R positions of any rows, each a row of its own."""
-        times, summary, state, pace = (
-            x[rows, positions][:, None] for x in (self.times, self.summary, self.state, self.pace)
+        rows = rows[:, None]
+        positions = positions[:, None]
+        context = self.context
+        if context is not None:
+            context = context.select(rows[:, 0])
+        return DeepHistory(
+            times=self.times[rows, positions],
+            start=self.start[rows[:, 0]],
+            lengths=torch.zeros_like(positions[:, 0]),
+            summary=self.summary[rows, positions],
+            state=self.state[rows, positions],
+            pace=self.pace[rows, positions],
+            context=context,
         )
-        last = torch.zeros_like(positions)
-        context = None if self.context is None else self.context.select(rows)
-        return DeepHistory(times, self.start[rows], last, summary, state, pace, context=context)
 
     def layer(self, i: int) -> Moment:
         """What layer ``i`` knows."""
@@ -106,10 +119,10 @@ class Noise(NamedTuple):
         """
         if share == 0:
             return x
-        kept = torch.empty(shape, dtype=x.dtype, device=x.device).bernoulli_(
-            1 - share, generator=self.random
-        )
-        return x * kept.div_(1 - share)
+        kept = x.new_empty(shape)
+        kept.bernoulli_(1 - share, generator=self.random)
+        kept.div_(1 - share)
+        return x * kept
 
 
 class Norm(nn.LayerNorm):
@@ -141,10 +154,12 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Context, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         (grad,) = gradients
         x, weight, mean, scale = ctx.saved_tensors
+        wanted = [True, False, False]
         of_input, _, _ = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight.shape, mean, scale, weight, None, [True, False, False]
+            grad, x, weight.shape, mean, scale, weight, None, wanted
         )
-        of_weight = (grad * ((x - mean) * scale)).flatten(0, -2).sum(0)
+        normed = (x - mean) * scale
+        of_weight = (grad * normed).flatten(0, -2).sum(0)
         of_bias = grad.flatten(0, -2).sum(0)
         return of_input, of_weight, of_bias, None
 
@@ -165,9 +180,8 @@ class DeepLayer(nn.Module):
         self.log_decay = nn.Parameter(torch.zeros(modes))
         self.turns = nn.Parameter(SLOW_TURNS * torch.randn(modes))
         self.register_buffer("first_decay", torch.ones(modes))
-        self.register_buffer(
-            "steady", torch.zeros(modes, dtype=torch.bool)
-        )  # modes whose time runs at one pace
+        # Modes whose time runs at one pace.
+        self.register_buffer("steady", torch.zeros(modes, dtype=torch.bool))
         self.norm = Norm(width)
         self.inner_norm = Norm(width)
         self.drive = nn.Linear(width, 2 * modes)
@@ -178,11 +192,9 @@ class DeepLayer(nn.Module):
         self.up = nn.Linear(width, 2 * width)
         self.down = nn.Linear(2 * width, width)
         if self.gates is not None:
-            with torch.no_grad():
-                self.gates.weight.zero_()
-                self.gates.bias.copy_(
-                    torch.cat([torch.full((modes,), KEPT), torch.full((modes,), PACE)])
-                )
+            nn.init.zeros_(self.gates.weight)
+            nn.init.constant_(self.gates.bias[:modes], KEPT)
+            nn.init.constant_(self.gates.bias[modes:], PACE)
 
     @torch.no_grad()
     def spread(self, slowest: float, fastest: float, rhythms: Float[Tensor, " R"]) -> None:
@@ -190,12 +202,16 @@ class DeepLayer(nn.Module):
         frequencies ``rhythms``.
         """
         modes = len(self.log_decay)
-        decay = torch.logspace(math.log10(slowest), math.log10(fastest), modes).to(self.log_decay)
+        first = math.log10(slowest)
+        last = math.log10(fastest)
+        decay = torch.logspace(first, last, modes).to(self.log_decay)
         given = rhythms[: modes // SHARE].to(decay)
         where = torch.linspace(0, modes - 1, len(given)).long()
-        decay[where] = LINGER * slowest
-        self.turns[where] = given / (LINGER * slowest)
-        self.steady.zero_()[where] = True
+        lingering = LINGER * slowest
+        decay[where] = lingering
+        self.turns[where] = given / lingering
+        self.steady.zero_()
+        self.steady[where] = True
         self.first_decay.copy_(decay)
         self.log_decay.copy_(decay.log())
 
@@ -223,15 +239,23 @@ class DeepLayer(nn.Module):
         """
         u = self.norm(x)
         lost, pace = self._gated(u)
-        last = pace[:, :1] if before is None else before.pace
-        lag = torch.cat([last, pace[:, :-1]], 1) * gaps[..., None]
+        if before is None:
+            last = pace[:, :1]
+        else:
+            last = before.pace
+        earlier_pace = torch.cat([last, pace[:, :-1]], 1)
+        lag = earlier_pace * gaps[..., None]
         fade = self.decay * lag + lost
         angle = self.frequency * lag
         driven = self._driven(u, noise)
         if before is not None:
-            first = turned(before.state[:, 0], fade[:, 0], angle[:, 0])
-            driven = torch.cat([driven[:, :1] + first[:, None], driven[:, 1:]], 1)
-        state = pairwise(fade, angle, driven) if dense else recur(_factor(fade, angle), driven)
+            carried = turned(before.state[:, 0], fade[:, 0], angle[:, 0])
+            first = driven[:, :1] + carried[:, None]
+            driven = torch.cat([first, driven[:, 1:]], 1)
+        if dense:
+            state = pairwise(fade, angle, driven)
+        else:
+            state = recur(_factor(fade, angle), driven)
         return self._read_out(x, u, state, noise), Moment(state, pace)
 
     def _gated(
@@ -239,16 +263,20 @@ class DeepLayer(nn.Module):
     ) -> tuple[Float[Tensor, "B P J"] | float, Float[Tensor, "B P J"]]:
         """-log f and r at every position."""
         if self.gates is None:
-            return 0.0, torch.ones_like(self.log_decay).expand(*u.shape[:2], -1)
+            steady = torch.ones_like(self.log_decay)
+            return 0.0, steady.expand(*u.shape[:2], -1)
         kept, pace = self.gates(u).chunk(2, -1)
-        return softplus(-kept), torch.where(self.steady, 1.0, softplus(pace))
+        pace = torch.where(self.steady, 1.0, softplus(pace))
+        return softplus(-kept), pace
 
     def _driven(self, u: Float[Tensor, "B P H"], noise: Noise | None) -> Complex[Tensor, "B P J"]:
         """B u, and nothing from events that are dropped."""
         driven = self.drive(u)
         if noise is not None:
-            driven = noise.drop(driven, noise.event_dropout, (*u.shape[:2], 1))
-        return torch.complex(*driven.chunk(2, -1))
+            one_per_event = (*u.shape[:2], 1)
+            driven = noise.drop(driven, noise.event_dropout, one_per_event)
+        real, imaginary = driven.chunk(2, -1)
+        return torch.complex(real, imaginary)
 
     def _read_out(
         self,
@@ -258,16 +286,24 @@ class DeepLayer(nn.Module):
         noise: Noise | None,
     ) -> Float[Tensor, "B P H"]:
         def drop(y: Tensor) -> Tensor:
-            return y if noise is None else noise.drop(y, noise.dropout, tuple(y.shape))
+            if noise is None:
+                return y
+            return noise.drop(y, noise.dropout, tuple(y.shape))
 
         skip, gate = self.skip(u).chunk(2, -1)
-        x = x + drop(self.out(gelu(self.read(side_by_side(state)) + skip) * gate.sigmoid()))
-        return x + drop(self.down(drop(gelu(self.up(self.inner_norm(x))))))
+        read = self.read(side_by_side(state))
+        gated = gelu(read + skip) * gate.sigmoid()
+        x = x + drop(self.out(gated))
+        inner = self.up(self.inner_norm(x))
+        inner = drop(gelu(inner))
+        return x + drop(self.down(inner))
 
     def moved(self, moment: Moment, lag: Float[Tensor, "B P Q"]) -> Complex[Tensor, "B P Q J"]:
         """The states ``lag`` after each position."""
         own = moment.pace[:, :, None] * lag[..., None]
-        return turned(moment.state[:, :, None], self.decay * own, self.frequency * own)
+        fade = self.decay * own
+        angle = self.frequency * own
+        return turned(moment.state[:, :, None], fade, angle)
 
 
 def features(
@@ -287,12 +323,10 @@ def features(
     >>> features(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 10.0]), 1).shape
     torch.Size([2, 4])
     """
-    logs = torch.log1p(torch.minimum(gaps, REACH * scales[-1])[..., None] / scales)
-    angles = (
-        logs[..., :1]
-        * math.pi
-        * torch.arange(sinusoids, dtype=logs.dtype, device=logs.device).exp2()
-    )
+    within_reach = torch.minimum(gaps, REACH * scales[-1])
+    logs = torch.log1p(within_reach[..., None] / scales)
+    octaves = torch.arange(sinusoids, dtype=logs.dtype, device=logs.device)
+    angles = logs[..., :1] * math.pi * octaves.exp2()
     return torch.cat([logs - 1, angles.cos(), angles.sin()], -1)
 
 

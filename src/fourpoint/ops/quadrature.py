@@ -8,7 +8,8 @@ in each,
 which is unbiased, so that no model can hide its rate between fixed nodes. Evaluation uses
 *Gauss-Legendre* nodes, doubled only in those intervals whose error estimate is still large, until
 the sum of the estimates is below a tolerance; an interval that 64 nodes do not settle is cut, since
-what is narrow in one is wide in its pieces. The discretisation error of an interval has four parts:
+what is narrow in one is wide in its pieces: into equal ones, or with short ones at the ends where
+edges and probes are larger than the tail. The discretisation error of an interval has four parts:
 
     move   |Q_n - Q_{n/2}|, which bounds the error of the finer rule as soon as it converges at all;
     tail    (b - a) times the Legendre coefficients of f where the rule ends: coarse rules may agree
@@ -53,7 +54,9 @@ ROUNDING = 4.0  # c: relative errors of a rate and of its logarithm, in units of
 NOISE = 4.0  # discretisation errors below this multiple of rounding are noise
 LEFT_LIMIT = 2.0**-31  # of an interval, before its end, where the limit from the left is looked at
 STALLED = 512.0  # up to this multiple of rounding, errors that a cut does not halve are noise
-CUTS = (1 / 16, 1 / 2, 15 / 16)  # of an interval into four, the outer ones short
+# Of an interval into four: equal ones, or short outer ones where most of the doubt is at the ends.
+EVEN_CUTS = (1 / 4, 1 / 2, 3 / 4)
+END_CUTS = (1 / 16, 1 / 2, 15 / 16)
 SETTLED = 0.3  # of the tolerance, which the intervals that are not refined further may use
 # Nodes of a rule whose error estimate may use a large share of the tolerance. With fewer nodes an
 # estimate can be a little below the error, so that each interval has an even share.
@@ -372,6 +375,7 @@ def _refining(
     nodes = 2 * first
     error = torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
+    at_ends = torch.zeros_like(error, dtype=torch.bool)
     work.spend(a.numel() * (first + 2) + probes.numel())
     while True:
         low = a.gather(1, which)
@@ -385,8 +389,9 @@ def _refining(
         own_probes = probes.gather(1, which[..., None].expand(-1, -1, probes.shape[-1]))
         asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
         move = (fine - value.gather(1, all_)).abs().sum(-1)
-        doubt = _doubt(found.sum(-1), own_ends, own_probes, low, high)
-        now = move + doubt + asked_for
+        tail, near_ends = _doubt(found.sum(-1), own_ends, own_probes, low, high)
+        now = move + tail + near_ends + asked_for
+        at_ends = at_ends.scatter(1, which, near_ends > tail)
         error = error.scatter(1, which, now)
         rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
         value = value.scatter(1, all_, fine)
@@ -410,7 +415,11 @@ def _refining(
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low = a.gather(1, which)
     high = b.gather(1, which)
-    bounds = torch.stack([low, *(low + (high - low) * cut for cut in CUTS), high], -1)
+    cuts = torch.where(
+        at_ends.gather(1, which)[..., None], low.new_tensor(END_CUTS), low.new_tensor(EVEN_CUTS)
+    )
+    inside = low[..., None] + (high - low)[..., None] * cuts
+    bounds = torch.cat([low[..., None], inside, high[..., None]], -1)
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
     rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
@@ -523,8 +532,8 @@ def _doubt(
     probes: Float[Tensor, "B H K"],
     a: Float[Tensor, "B H"],
     b: Float[Tensor, "B H"],
-) -> Float[Tensor, "B H"]:
-    """Tail, edges and probes of the error estimate.
+) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    """Parts of the error estimate: the tail, and edges with probes.
 
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over
     the two before.
@@ -537,11 +546,12 @@ def _doubt(
     before = modes[..., :2].abs().amax(-1)
     last = modes[..., 2:].abs().amax(-1)
     falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
-    doubt = last * falling + gauss_legendre(nodes)[0][0].to(values) * missed
+    near_ends = gauss_legendre(nodes)[0][0].to(values) * missed
     if count:
         off = torch.where(probes.isnan(), 0.0, (probes - predicted).abs())
-        doubt = doubt + 8 * off @ _probe_lags(count).to(values)
-    return (b - a) * doubt
+        near_ends = near_ends + 8 * off @ _probe_lags(count).to(values)
+    tail = last * falling
+    return (b - a) * tail, (b - a) * near_ends
 
 
 @lru_cache(maxsize=64)
