@@ -59,12 +59,14 @@ NORMAL = 1.959963984540054  # the 97.5% quantile of the normal distribution
 @dataclass(frozen=True)
 class EffectsFit:
     """The fit: log rates at weights of 0, (M,), weights (K, M), the penalised covariance of (level,
-    weights) of every mark, or of the pooled fit, (M or 1, K + 1, K + 1), and what to say.
+    weights) of every mark, or of the pooled fit, (M or 1, K + 1, K + 1), (level, weights) of the
+    pooled fit, and what to say.
     """
 
     level: Float[ndarray, " M"]
     weight: Float[ndarray, "K M"]
     covariance: Float[ndarray, "C P P"]
+    pooled: Float[ndarray, " P"]
     penalties: dict[str, float]
     rate_ratios: list[RateRatio]
     notes: list[str] = field(default_factory=list)
@@ -87,14 +89,16 @@ def fit_effects(
     spec: EffectsSpec,
     factor: Float[ndarray, " S"] | None = None,
     least: Mapping[str, float] | None = None,
+    start: EffectsFit | None = None,
 ) -> EffectsFit:
     """Fit levels and weights of ``spec`` to ``data``; ``factor`` multiplies the rate of every
-    sequence, and ``least`` are lower bounds of the strengths of penalties, by term.
+    sequence, and ``least`` are lower bounds of the strengths of penalties, by term. A fit of the
+    same ``spec`` to similar data is a good ``start``.
     """
     design = integral_design(data, spec, factor, merged=True)
     M = data.marks.count
     sums = event_sums(data, spec)
-    pooled = _fit(sums.sum(0), design, _blocks(spec, least), None)
+    pooled = _fit(sums.sum(0), design, _blocks(spec, least), None, start=start)
     counts = sums[:, 0]
     share = np.maximum(counts, 0.5) / max(1.0, counts.sum())
     level = pooled.point[0] + np.log(share)
@@ -112,6 +116,7 @@ def fit_effects(
         level=level,
         weight=weight,
         covariance=covariance,
+        pooled=pooled.point,
         penalties=pooled.penalties,
         rate_ratios=ratios,
         notes=ratio_notes(ratios),
@@ -711,10 +716,11 @@ def _fit(
     blocks: list[_Block],
     around: Float[ndarray, " P"] | None,
     weak: NDArray[np.bool_] | None = None,
+    start: EffectsFit | None = None,
 ) -> _Found:
     """Newton's method and the update of penalties in turn. ``sums`` are those of the basis over
     events; with ``around`` deviations from it are penalised, those of the ``weak`` columns by a
-    prior of standard deviation 1.
+    prior of standard deviation 1. Begins at the pooled weights and penalties of ``start``.
     """
     size = len(sums)
     ridge = np.full(size, TINY)
@@ -723,11 +729,14 @@ def _fit(
         ridge[1:][weak] = 1.0
     centre = np.zeros(size) if around is None else around
     point = centre.copy()
-    if around is None:
+    strength = {block.name: max(10.0, block.least) for block in blocks}
+    if start is not None:
+        point = start.pooled
+        strength = dict(start.penalties)
+    elif around is None:
         events = max(sums[0], 0.5)
         exposure = max(design.weights.sum(), 1e-300)
         point[0] = np.log(events / exposure)
-    strength = {block.name: max(10.0, block.least) for block in blocks}
     for _ in range(ROUNDS):
         penalty = _penalty(ridge, blocks, strength)
         point, information = _newton(sums, design, penalty, centre, point)

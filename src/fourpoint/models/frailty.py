@@ -153,8 +153,9 @@ class Frailty(PointProcess[FrailtyHistory]):
         factor: Float[ndarray, " S"] = np.ones(len(data))
         events = data.lengths.astype(np.float64)
         before = np.full(self.marks.count + 1, np.inf)
+        found = None
         for _ in range(ROUNDS):
-            found = fit_effects(data, spec, factor)
+            found = fit_effects(data, spec, factor, start=found)
             self._take(found)
             expected = self._expected(data)
             shape = _best_shape(events, expected)

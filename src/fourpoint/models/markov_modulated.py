@@ -227,7 +227,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             mean = improve(chain, blocks)
             for _ in range((FIRST_INNER if turn == 0 else INNER) - 1):
                 mean = improve(chain, blocks)
-            found = fit_effects(self._weighted(data, blocks, mean), spec, least=LEAST)
+            weighted = self._weighted(data, blocks, mean)
+            found = fit_effects(weighted, spec, least=LEAST, start=found)
             change = (chain.log_level - before).abs().max()
             if float(change) < ENOUGH:
                 break
