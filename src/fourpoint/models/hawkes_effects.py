@@ -124,7 +124,7 @@ def _with_one_more(problem: _Problem, at: _At, low: float, high: float) -> _At:
     for v in grid:
         alpha = np.concatenate([at.alpha, np.full((1, M, M), FIRST_BRANCHING / M)])
         start = _At(_lowered(at), alpha, np.append(at.u, v), at.gamma)
-        tried.append(_climb(problem, start, v, v, 4, held=True))
+        tried.append(_climb(problem, start, low, high, 4, held=True))
     order = np.argsort([-value for _, value in tried])[:2]
     refined = [_climb(problem, tried[i][0], low, high, STEPS) for i in order]
     return max(refined, key=lambda pair: pair[1])[0]
