@@ -12,7 +12,7 @@ from fourpoint.inference.likelihood import log_likelihood
 
 
 def test_two_exponentials_are_found_with_event_features() -> None:
-    """Features without any effect leave the likelihood of the plain fit, which has its own search."""
+    """Features without effect leave the likelihood of the plain fit, which has its own search."""
     truth = fp.Hawkes(baseline=0.5, branching=[[[0.3]], [[0.1]]], decay=[1.0, 30.0], exponentials=2)
     data = fp.sample(truth, 0.0, 1000.0, 1, seed=2)
     plain = fp.Hawkes(exponentials=2)

@@ -17,6 +17,7 @@ WHAT = {
     "covariates": "Covariates",
     "frailty": "A separate rate for every sequence",
     "days": "A separate level for every day",
+    "slow-excitation": "Excitation that fades fast at first and slowly later",
     "cross-excitation": "Excitation that depends on the types",
     "dapp": "A neural model (DAPP)",
     "deep-dapp": "A deep neural model (Deep DAPP)",
@@ -119,6 +120,13 @@ def _verdict(found: Comparison) -> str:
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
+    if found.slow:
+        half, most = (span_words(lag, found.unit) for lag in found.lags)
+        return (
+            f"There is clustering beyond {rhythm}: {share}, half of them within {half} and nine in "
+            f"ten within {most}. Slow changes of the rate for other reasons would count towards "
+            "this share."
+        )
     return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
 
 
@@ -150,6 +158,8 @@ def _how(found: Comparison) -> str:
         return " (a Poisson process with these effects)"
     if step.name == "frailty":
         return " (a Poisson process with a random factor of the rate of every sequence)"
+    if step.name == "slow-excitation":
+        return " (a Hawkes process with several exponentials)"
     if step.name in ("excitation", "cross-excitation"):
         if found.days and not found.clustering_beyond_calendar:
             return " (a Hawkes process, which follows the level of a day by its events so far)"
