@@ -43,6 +43,11 @@ class Designs:
     columns: list[ndarray]
     costs: Float[ndarray, "M W"]
 
+    def with_more(self, columns: list[ndarray], costs: Float[ndarray, "M C"]) -> Designs:
+        """The same with C more coefficients per type: at its events (C, n), and in the integral."""
+        both = [np.concatenate(pair) for pair in zip(self.columns, columns, strict=True)]
+        return Designs(both, np.concatenate([self.costs, costs], 1))
+
     def without(self, left_out: ndarray) -> Designs:
         """The same without some of the coefficients."""
         kept = np.delete(np.arange(self.costs.shape[1]), left_out)
@@ -70,16 +75,25 @@ class Designs:
 class EdgeTests:
     """D and its p-value for every pair (M, M), the exciting type last; NaN for types that never
     happen. ``gain`` is the rise of log L from the coefficients of the model to those of the data.
+    ``errors`` are the standard errors of the branching ratios (J, M, M) at the decays and the shape
+    of the baselines of the model.
     """
 
     deviance: Float[ndarray, "M M"]
     p_values: Float[ndarray, "M M"]
     gain: float
+    errors: Float[ndarray, "J M M"]
 
 
-def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
+def edge_tests(
+    model: Hawkes,
+    data: Dataset,
+    shared: tuple[list[ndarray], Float[ndarray, "M C"]] | None = None,
+) -> EdgeTests | None:
     """Test whether each type leads to each, given the others, on ``data``, with the decays (and the
-    shape of the baselines) of ``model``; None where that takes too much memory.
+    shape of the baselines) of ``model``; None where that takes too much memory. ``shared`` are
+    further functions of time that the rate of each type may follow, with coefficients of 0 or more:
+    their values at the events of each type (C, n) and their integrals.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("hawkes", 50, seed=1)
@@ -100,6 +114,14 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
     theta = np.where((counts > 0)[:, None], own, 0.0)
     before = designs.derivatives(np.where((counts > 0)[:, None], own, 1.0)).values
     best = _maximum(designs, theta)
+    gain = float(np.sum((best.here.values - before)[counts > 0]))
+    curvature = designs.derivatives(np.where((counts > 0)[:, None], best.theta, 1.0)).curvature
+    variance = np.stack([np.linalg.pinv(-one, hermitian=True).diagonal() for one in curvature])
+    errors = np.sqrt(np.maximum(variance[:, 1:], 0.0)).reshape(M, J, M).transpose(1, 0, 2)
+    if shared is not None:
+        designs = designs.with_more(*shared)
+        more = np.where((counts > 0)[:, None], 0.1, np.zeros((M, shared[1].shape[1])))
+        best = _maximum(designs, np.concatenate([best.theta, more], 1))
     deviance = np.zeros((M, M))
     for n in range(M):
         left_out = 1 + n + M * np.arange(J)
@@ -113,10 +135,9 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
     sources = np.bincount(data.mark_ids, minlength=M) == 0
     unknown = never[:, None] | sources
     deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
-    any_excitation = best.theta[:, 1:].reshape(M, J, M).max(1) > 0
+    any_excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M).max(1) > 0
     p_values = np.where(any_excitation, _p_values(deviance, J), np.where(unknown, np.nan, 1.0))
-    gain = float(np.sum((best.here.values - before)[counts > 0]))
-    return EdgeTests(deviance, p_values, gain)
+    return EdgeTests(deviance, p_values, gain, errors)
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
