@@ -8,8 +8,8 @@ r"""Which explanation of a log the data support: a ladder of models, each with o
                       chance
     excitation        past events raise the rate: a Hawkes process with all of this in its baseline
     slow-excitation   the rise fades fast at first and slowly later, as after earthquakes: a sum of
-                      exponentials, scaled by the features of events where the data have some; for
-                      data in which excitation explains something
+                      exponentials, scaled by the features of events where the data have some; only
+                      if it predicts better than one exponential, and than levels of days
     cross-excitation  how much depends on which type excites which; for data with several types
     dapp, deep-dapp   neural models, whose baselines have calendar and covariates too
 
@@ -31,7 +31,7 @@ have many predecessors. Where such levels explain held-out days (a gamma factor 
 day, of which the earlier events of the day tell), excitation has to explain more than they do, or
 to remain within days: in a Hawkes process with the levels of the days as a known factor. Slow
 excitation, which looks like levels of days itself, takes their place only if it predicts better
-than levels of days and fast excitation together, and excitation remains within days too.
+than levels of days and fast excitation together.
 
 There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
@@ -525,6 +525,8 @@ class _Ladder:
         self.rungs: dict[str, _Rung] = {}
         self.found: list[Excitation] = []  # of each fold
         self.found_slow: dict[int, Excitation] = {}
+        # Of each fold, what the types of events add to the score of a model without types.
+        self.beyond_pooled: dict[int, Floats] = {}
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
         self.days: dict[int, Days] = {}  # of each fold, under the last model without excitation
         self.excited_days: dict[int, Days] = {}  # of each fold, blocks of days under excitation
@@ -679,6 +681,7 @@ class _Ladder:
             model = self._fitted(Hawkes(), self.whole, pooled.train)
             excited = pooled.scores(model)
             simple = pooled.scores(poisson)
+        self.beyond_pooled[k] = best.total - simple.total
         self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
         self.evidence.append(excited.first_order(simple))
         blocks = np.arange(len(fold.events))
@@ -856,12 +859,10 @@ class _Ladder:
         if gain.clear and gain.mean > MATTERS and not self._some_gain(both, excited):
             return
         shape = shape_of_days(list(self.days.values()))
-        self._excitation_within_days(shape)
-        if self.within_days and self._slow():
-            gain = self._gain(self.rungs[SLOW], both)
-            if gain.clear and gain.mean > MATTERS:
-                self.within_days = False
-                return
+        rival = self._excitation_within_days(shape) or both
+        if self._slow() and self._some_gain(self.rungs[SLOW], rival):
+            self.within_days = False
+            return  # after-effects of events predict better than levels of days
         self.slow_is_days = True
         if self.within_days:
             self.found = self.found_within_days
@@ -876,25 +877,31 @@ class _Ladder:
         gain = self._gain(later, earlier)
         return gain.mean > max(MATTERS, (gain.mean - gain.low) / NORMAL)
 
-    def _excitation_within_days(self, shape: float) -> None:
+    def _excitation_within_days(self, shape: float) -> _Rung | None:
         """Whether excitation remains where the expected level of every day is a known factor, and
-        how much of it.
+        how much of it. Returns the step of this excitation with the level of each held-out day
+        known from its events so far; None unless all folds are scored.
         """
         levels = [
             (own.days, (shape + days.observed) / (shape + days.expected))
             for own, days in ((self.folds[k], self.days[k]) for k in sorted(self.days))
         ]
+        # Levels multiply the whole rate, and so the ratio of a process that has them as a factor.
+        observed = np.concatenate([self.days[k].observed for k in sorted(self.days)])
+        busy = float(np.average(np.concatenate([own for _, own in levels]), weights=observed))
         self.clock.doing = "excitation within days"
         found: list[Excitation] = []
         gained, events, evidence = [], [], []
         slowest = 0.0
+        step = _Rung(DAYS, "hawkes")
+        own_days: dict[int, Days] = {}
         data = one_type(self.shown)
         if self.done < len(self.folds):
             # Folds come from the end of the log: the levels of its last days are known.
             first = self.folds[min(self.days)].days
             assert first is not None
             data = between(data, np.array([ends[0] for ends in first]), data.stops)
-        for fold in folds_of(with_levels(data, levels), self.seed):
+        for k, fold in enumerate(folds_of(with_levels(data, levels), self.seed)):
             before = self.clock.elapsed
             if found and before + MARGIN * slowest > self.clock.budget:
                 break
@@ -904,7 +911,14 @@ class _Ladder:
             gained.append(excited.total - simple.total)
             events.append(fold.events)
             evidence.append(excited.first_order(simple))
-            found.append(Excitation.of(hawkes))
+            one = Excitation.of(hawkes)
+            found.append(one._replace(share=busy * one.share))
+            if self.done == len(self.folds):
+                unknown = replace(self.folds[k], test=one_type(self.folds[k].test))
+                scores = unknown.scores(hawkes)
+                step.scores[k] = scores.total + self.beyond_pooled[k]
+                blocks = np.arange(len(fold.events))
+                own_days[k] = Days(scores.integral, fold.events.astype(np.int64), blocks)
             slowest = max(slowest, self.clock.elapsed - before)
         gain = paired_gain(np.concatenate(gained), np.concatenate(events), self.seed)
         branching = float(np.median([one.share for one in found]))
@@ -912,9 +926,15 @@ class _Ladder:
         if strong or (gain.clear and gain.mean > MATTERS):
             self.within_days = True
             self.found_within_days = found
+        if len(step.scores) < len(self.folds):
+            return None
+        return _with_levels_of_days(step, own_days)
 
     def _concluded(self) -> Comparison:
         self._levels_of_days()
+        slow = self._slow() and not self.slow_is_days
+        if not slow:
+            self.rungs.pop(SLOW, None)
         rungs = list(self.rungs.values())
         events = np.concatenate([fold.events for fold in self.folds[: self.done]])
         held_out = float(events.sum())
@@ -928,7 +948,6 @@ class _Ladder:
             gain = self._gain(later, rungs[before])
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
-        slow = self._slow() and not self.slow_is_days
         excitation = list(self.found_slow.values()) if slow else self.found
         branching, lag, lags = 0.0, math.nan, (math.nan, math.nan)
         if excitation:

@@ -121,11 +121,11 @@ def _verdict(found: Comparison) -> str:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
     if found.slow:
-        half, most = (span_words(lag, found.unit) for lag in found.lags)
+        half, nearly_all = (span_words(lag, found.unit) for lag in found.lags)
         return (
             f"There is clustering beyond {rhythm}: {share}, half of them within {half} and nine in "
-            f"ten within {most}. Slow changes of the rate for other reasons would count towards "
-            "this share."
+            f"ten within {nearly_all}. Slow changes of the rate for other reasons would count "
+            "towards this share."
         )
     return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
 
