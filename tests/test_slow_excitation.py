@@ -7,7 +7,7 @@ import pytest
 
 from fourpoint.events import Context, Dataset, Sequence
 from fourpoint.models import Hawkes
-from fourpoint.training.comparing import Excitation, compare
+from fourpoint.training.comparing import Comparison, Excitation, Step, compare
 
 AMPLE = 600.0  # seconds, so that a slow machine gives the same answers
 CLOSED = "poisson,calendar,hawkes"
@@ -88,3 +88,17 @@ def test_lags_of_a_sum_of_exponentials() -> None:
     decays = np.array([0.1, 10.0])
     for level, lag in zip((0.5, 0.9), found.lags, strict=True):
         assert np.mean(1 - np.exp(-decays * lag)) == pytest.approx(level)
+
+
+def test_a_gain_of_nothing_is_no_explanation() -> None:
+    steps = (
+        Step("constant", "poisson", -1.0, 0.0, 0.0, 0.0),
+        Step("frailty", "frailty", -1.0, -2e-6, -3e-6, -1e-6),
+        Step("excitation", "hawkes", -1.0, 2e-6, 1e-6, 3e-6),
+    )
+    found = Comparison(
+        steps, "constant", False, 0.0, 1.0, 0.0, (), "days", 90, 50, "sequences", 60.0, 1.0
+    )
+    said = found.sentences
+    assert "does not clearly add more than chance" in said[0]
+    assert "do not explain more than chance" in said[1]

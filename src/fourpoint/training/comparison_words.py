@@ -10,6 +10,7 @@ from fourpoint.events.dates import span_words
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
 
+NEGLIGIBLE = 5e-5  # nats per event, which are printed as 0
 UNDECIDED = 0.01  # nats per event that excitation may gain at most where clustering is denied
 CLOSED_FORMS = ("poisson", "frailty", "hawkes")
 WHAT = {
@@ -51,8 +52,9 @@ def _of_step(found: Comparison, step: Step) -> str:
         if step.gain_low > 0:
             return f"The calendar ({terms}) explains {amount}."
         return f"The calendar ({terms}) does not clearly explain more than chance: {amount}."
+    better = step.gain_low > 0 and step.gain >= NEGLIGIBLE
     if step.name == "excitation":
-        if step.gain_low > 0:
+        if better:
             return f"Past events explain {amount}{_beyond(found)}."
         if found.clustering_beyond_calendar and found.days:
             return (
@@ -74,9 +76,9 @@ def _of_step(found: Comparison, step: Step) -> str:
             f"{what} {adds} {amount}: beyond chance, the levels of days have a standard deviation "
             f"of about {100 * found.days:.0f}%."
         )
-    if step.gain_low > 0:
+    if better:
         return f"{what} {adds} {amount}."
-    if step.gain_high < 0:
+    if step.gain_high < 0 and step.gain <= -NEGLIGIBLE:
         return f"{what} {performs} worse than the previous step: {amount}."
     return f"{what} {does} not clearly add more than chance: {amount}."
 
