@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 
 from fourpoint.events import Context, Dataset, Sequence
-from fourpoint.inference.sampling import sample
 from fourpoint.models import Hawkes
-from fourpoint.training.closed_forms import (
-    SLOW,
-    fit_closed_forms,
-    simplest_as_good,
-    unit_scores,
-)
 from fourpoint.training.comparing import Comparison, Excitation, Step, compare
 
 AMPLE = 600.0  # seconds, so that a slow machine gives the same answers
@@ -109,17 +102,3 @@ def test_a_gain_of_nothing_is_no_explanation() -> None:
     said = found.sentences
     assert "does not clearly add more than chance" in said[0]
     assert "do not explain more than chance" in said[1]
-
-
-def test_closed_forms_have_a_sum_of_exponentials_where_excitation_matters() -> None:
-    for branching, names in (([0.3, 0.3], ["hawkes", SLOW]), ([1e-9, 1e-9], ["poisson", "hawkes"])):
-        truth = Hawkes(branching=[[[x]] for x in branching], decay=[0.05, 20.0], exponentials=2)
-        train, dev = (sample(truth, 0.0, 1200.0, 1, seed=seed) for seed in (1, 2))
-        found = fit_closed_forms(
-            train.marks,
-            train,
-            lambda model, dev=dev: unit_scores(model, dev, "window"),  # type: ignore[misc]
-            time_left=lambda: True,
-        )
-        assert [one.name for one in found][-2:] == names
-        assert simplest_as_good(found).name == (SLOW if branching[0] > 0.1 else "poisson")

@@ -102,8 +102,7 @@ def _files(output: Path | None) -> tuple[Path | None, Path | None]:
 
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:
     """The command that fits the recommended model."""
-    from fourpoint.training.closed_forms import EXPONENTIALS
-    from fourpoint.training.comparing import SLOW
+    from fourpoint.training.comparing import EXPONENTIALS, SLOW
     from fourpoint.training.comparison_words import CLOSED_FORMS
 
     step = found.step(found.recommended)

@@ -1,6 +1,5 @@
 """Closed-form models that every fit is compared with: constant rate, spline in time, rates that
-differ between sequences, Hawkes process with one exponential and, where that is the best of them,
-with several.
+differ between sequences, Hawkes process.
 
 They are maximum-likelihood fits that take seconds and have few parameters. A network that does not
 beat them on held-out data has learned nothing, and on small data it usually does not.
@@ -42,8 +41,6 @@ UNITS = 60  # blocks of gaps in all, where sequences are few
 LEVEL = 0.995
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
-SLOW = "hawkes with several exponentials"
-EXPONENTIALS = 3
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
 
 
@@ -101,17 +98,13 @@ def fit_closed_forms(
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
         names.append("hawkes")
     found: list[ClosedForm] = []
-    while names:
-        name = names.pop(0)
+    for name in names:
         if name not in ("poisson", CALENDAR) and not time_left():
             break
         began = time.monotonic()
         model, notes = fit_closed_form(name, marks, shown, effects, features)
         seconds = time.monotonic() - began
         found.append(ClosedForm(name, model, notes, score(model), seconds))
-        some = shown.events * EXPONENTIALS * marks.count**2 <= MOST_PAIRS
-        if name == "hawkes" and some and simplest_as_good(found).name == name:
-            names.append(SLOW)
     return found
 
 
@@ -129,7 +122,6 @@ def fit_closed_form(
         "spline-poisson": lambda: SplinePoisson(marks),
         "frailty": lambda: _with(effects, Frailty(marks)),
         "hawkes": lambda: _with(effects, Hawkes(marks), features),
-        SLOW: lambda: _with(effects, Hawkes(marks, exponentials=EXPONENTIALS), features),
     }
     model = build[name]()
     some = beginning(shown.some(MOST_EVENTS, seed=0), MOST_EVENTS)

@@ -70,7 +70,7 @@ from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
-from fourpoint.training.closed_forms import EXPONENTIALS, SOME_SEQUENCES
+from fourpoint.training.closed_forms import SOME_SEQUENCES
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Days,
@@ -120,6 +120,7 @@ WARM_UP = 300  # events that are compared before that: what is loaded and compil
 # A Hawkes process with a table of types takes 2 to 16 times as long as one without types (logs of
 # 3, 5 and 8 types, few and many terms of the calendar): about this times the number of types.
 CROSS_COST = 2.5
+EXPONENTIALS = 3  # of slow excitation
 SLOW_COST = 4.0  # times a Hawkes process with one of them
 MARGIN = 1.3  # by which a cost may exceed the one measured before
 FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored on
