@@ -305,3 +305,55 @@ def test_the_command_uses_draws_beside_the_model(tmp_path: Path, data: Dataset) 
     found = runner.invoke(app, words)
     assert found.exit_code == 0, found.output
     assert "include the uncertainty" in json.loads(found.stdout)["notes"][0]
+
+
+@pytest.fixture(scope="module")
+def incident() -> tuple[Dataset, np.ndarray]:
+    """Twenty services over 30 days with three true edges, and hours of an incident in which 15 of
+    them have many events without one leading to another.
+    """
+    random = np.random.default_rng(1)
+    types, days = 20, 30.0
+    truth = np.zeros((types, types), dtype=bool)
+    parts = []
+    for kind in range(types):
+        times = random.uniform(0.0, days, random.poisson(4.0 * days))
+        if kind < 15:
+            surge = 20.0 + random.uniform(0.0, 0.1, random.poisson(30.0))
+            times = np.concatenate([times, surge])
+        parts.append(times)
+    for source, target in ((0, 10), (3, 5), (16, 2)):
+        truth[target, source] = True
+        led = parts[source][random.random(len(parts[source])) < 0.4]
+        parts[target] = np.concatenate([parts[target], led + random.exponential(0.002, len(led))])
+    times = np.concatenate(parts)
+    marks = np.repeat(np.arange(types), [len(part) for part in parts])
+    kept = times < days
+    order = np.argsort(times[kept])
+    space = MarkSpace.categorical([f"service {kind}" for kind in range(types)])
+    log = fp.Sequence(times[kept][order], marks[kept][order], start=0.0, stop=days, space=space)
+    return Dataset.from_sequences([log]), truth
+
+
+def test_a_surge_of_many_types_gives_no_edges(incident: tuple[Dataset, np.ndarray]) -> None:
+    data, truth = incident
+    model = Hawkes(data.marks)
+    model.maximum_likelihood(data)
+    found = fp.influence(model, data)
+    assert (found.edges == truth).all()
+    assert any("all types share" in note for note in found.notes)
+    without = discoveries(edge_tests(model, data).p_values, 0.1)  # type: ignore[union-attr]
+    assert (without & ~truth).any()
+
+
+def test_intervals_of_a_process_without_profiles(incident: tuple[Dataset, np.ndarray]) -> None:
+    """As a process with a calendar and many types has: no standard errors of its own."""
+    data, truth = incident
+    model = Hawkes(data.marks)
+    model.maximum_likelihood(data)
+    by_profiles = fp.influence(model, data)
+    model.profiles = {}
+    found = fp.influence(model, data)
+    assert (found.edges == by_profiles.edges).all()
+    assert (found.low[truth] > 0).all() and (found.low <= found.matrix).all()
+    assert found.high[truth] == pytest.approx(by_profiles.high[truth], rel=0.25)

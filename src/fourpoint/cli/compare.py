@@ -102,6 +102,7 @@ def _files(output: Path | None) -> tuple[Path | None, Path | None]:
 
 def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None:
     """The command that fits the recommended model."""
+    from fourpoint.training.comparing import EXPONENTIALS, SLOW
     from fourpoint.training.comparison_words import CLOSED_FORMS
 
     step = found.step(found.recommended)
@@ -109,6 +110,8 @@ def _print_next(found: Comparison, source: str, reading: ReadingOptions) -> None
     if found.regular and model in CLOSED_FORMS:
         model = "rmtpp"
     words = ["fourpoint", "fit", source, *reading.typed(), "--model", model]
+    if step.name == SLOW and model == "hawkes":
+        words += ["--set", f"exponentials={EXPONENTIALS}"]
     names = [one.name for one in found.steps]
     useful = "calendar" in names and found.step("calendar").gain > 0
     if found.calendar and useful and found.recommended != "constant":

@@ -35,7 +35,7 @@ from fourpoint.events import Batch, Dataset, UserError, check_marks
 from fourpoint.inference.sampling import eval_mode
 from fourpoint.models import Hawkes
 from fourpoint.models.base import PointProcess
-from fourpoint.models.hawkes_tests import edge_tests
+from fourpoint.models.hawkes_tests import EdgeTests, edge_tests
 from fourpoint.ops.discovery import Correction, discoveries
 from fourpoint.report.printing import Printed, bar, text_table
 
@@ -54,6 +54,10 @@ BEFORE, AFTER = 256, 256  # events around the one that is left out
 PIECE = 16_384  # events that are encoded at once
 FEW_SEQUENCES, BLOCKS = 30, 50
 MEMBERS = 20  # draws of parameters
+MANY_TYPES = 8  # from which on a level that all types share is told apart from pairs
+WIDTHS = (4.0, 20.0)  # of shared levels, in units of the slowest decay
+PIECES = 4  # of time, in one width
+MOST_PIECES = 2e7  # of all types together
 UNFITTED = 1e-4  # p-value of a Hawkes process on data that it was not fitted to
 
 
@@ -267,14 +271,21 @@ def _of_hawkes(
     """From the fit and, for the tests, from ``data``."""
     M = model.marks.count
     matrix = model.mean_branching
-    limits = model.intervals(level)["branching"].reshape(-1, M, M, 2).sum(0)
+    shared = _shared_levels(model, data)
+    tests = edge_tests(model, data, shared)
     notes = []
+    if model.profiles or not model.errors or tests is None:
+        limits = model.intervals(level)["branching"].reshape(-1, M, M, 2).sum(0)
+    else:
+        limits = _from_tests(model, tests, level)
+        notes.append("intervals treat the decay and the calendar as known")
+    if shared is not None and tests is not None:
+        notes.append("edges are tested beside levels that the rates of all types share, as surges")
     if model.event_features is not None:
         limits = limits * model.event_features.mean_factor().detach().numpy()[:, None]
         notes.append("intervals treat the weights of event features as known")
     if model.log_decay.numel() > 1:
         notes.append("intervals of several exponentials are sums of limits and too wide")
-    tests = edge_tests(model, data)
     if tests is None:
         p_values = _from_profiles(model)
         notes.append("p-values are from the curvature of the training likelihood")
@@ -307,6 +318,85 @@ def _of_hawkes(
         total,
         tuple(notes),
     )
+
+
+def _from_tests(model: Hawkes, tests: EdgeTests, level: float) -> Float[ndarray, "M M 2"]:
+    """Intervals from standard errors. Of a ratio that is far from 0 by its deviance the lower limit
+    is not: the likelihood falls faster towards 0 than its curvature tells.
+    """
+    from scipy.special import ndtri
+
+    quantile = float(ndtri((1 + level) / 2))
+    ratio = model.mean_branching
+    above = quantile * np.sqrt((tests.errors**2).sum(0))
+    root = np.sqrt(np.nan_to_num(tests.deviance))
+    below = np.minimum(above, ratio * quantile / np.maximum(root, 1e-9))
+    return np.stack([np.maximum(ratio - below, 0.0), ratio + above], -1)
+
+
+def _shared_levels(
+    model: Hawkes, data: Dataset
+) -> tuple[list[ndarray], Float[ndarray, "M C"]] | None:
+    """For each type the level of all others, smoothed over a few and over many times the decay, at
+    its events and integrated over the scored time: in an incident many types have many events,
+    without one of them leading to another. None for few types, whose pairs would be hidden by it,
+    and for logs with too many pieces of time.
+    """
+    M = model.marks.count
+    if M < MANY_TYPES or not data.events:
+        return None
+    slowest = 1 / float(model.log_decay.detach().exp().min())
+    found = [_one_shared_level(data, times * slowest) for times in WIDTHS]
+    parts = [one for one in found if one is not None]
+    if not parts:
+        return None
+    columns = [np.stack([values[m] for values, _ in parts]) for m in range(M)]
+    return columns, np.stack([costs for _, costs in parts], 1)
+
+
+def _one_shared_level(
+    data: Dataset, width: float
+) -> tuple[list[ndarray], Float[ndarray, " M"]] | None:
+    """The level of other types in pieces of time, smoothed over ``width`` on both sides: 1 is the
+    mean rate of the type itself.
+    """
+    M = data.marks.count
+    piece = width / PIECES
+    counts = np.maximum(np.ceil(data.durations / piece), 1).astype(np.int64)
+    if counts.sum() * M > MOST_PIECES:
+        return None
+    kernel = np.exp(-np.abs(np.arange(-4 * PIECES, 4 * PIECES + 1)) / PIECES)
+    of_type = np.bincount(data.mark_ids[data.scored], minlength=M).astype(np.float64)
+    values: list[list[ndarray]] = [[] for _ in range(M)]
+    costs = np.zeros(M)
+    exposure = data.scored_exposure
+    time = float(data.exposed_times.sum())
+    for row in range(len(data)):
+        own = slice(int(data.offsets[row]), int(data.offsets[row + 1]))
+        edges = data.starts[row] + piece * np.arange(counts[row] + 1)
+        edges[-1] = data.stops[row]
+        place = np.clip(((data.times[own] - edges[0]) / piece).astype(np.int64), 0, counts[row] - 1)
+        marks, scored = data.mark_ids[own], data.scored[own]
+        table = np.zeros((M, counts[row]))
+        np.add.at(table, (marks, place), 1.0)
+        exposed = np.diff(edges)
+        if exposure is not None:
+            exposed = exposed * exposure.at(row, (edges[1:] + edges[:-1]) / 2)[:, 0]
+        reach = _smoothed(np.diff(edges), kernel)
+        smooth = np.stack([_smoothed(one, kernel) for one in table]) / reach
+        others = smooth.sum(0) - smooth
+        mean = np.maximum(of_type.sum() - of_type, 1.0) / time
+        level = others / mean[:, None] * (of_type / time)[:, None]
+        costs += level @ exposed
+        for m in range(M):
+            values[m].append(level[m, place[scored & (marks == m)]])
+    return [np.concatenate(parts) for parts in values], costs
+
+
+def _smoothed(counts: ndarray, kernel: ndarray) -> ndarray:
+    """Counts of pieces of time, spread by a symmetric kernel within the window."""
+    half = len(kernel) // 2
+    return np.convolve(counts, kernel)[half : half + len(counts)]
 
 
 def _from_profiles(model: Hawkes) -> Float[ndarray, "M M"]:

@@ -146,7 +146,7 @@ def _with_one_more(problem: _Problem, at: _At, low: float, high: float) -> _At:
     tried, heights = [], []
     for v in grid:
         start = _At(theta, alpha, np.append(at.u, v), at.gamma)
-        point, value = _climb(problem, start, v, v, 4, held=True)
+        point, value = _climb(problem, start, low, high, 4, held=True)
         tried.append(point)
         heights.append(-value)
     order = np.argsort(heights)[:2]

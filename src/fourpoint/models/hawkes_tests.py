@@ -44,6 +44,11 @@ class Designs:
     columns: list[ndarray]
     costs: Float[ndarray, "M W"]
 
+    def with_more(self, columns: list[ndarray], costs: Float[ndarray, "M C"]) -> Designs:
+        """The same with C more coefficients per type: at its events (C, n), and in the integral."""
+        both = [np.concatenate(pair) for pair in zip(self.columns, columns, strict=True)]
+        return Designs(both, np.concatenate([self.costs, costs], 1))
+
     def without(self, left_out: ndarray) -> Designs:
         """The same without some of the coefficients."""
         every = np.arange(self.costs.shape[1])
@@ -73,16 +78,25 @@ class Designs:
 class EdgeTests:
     """D and its p-value for every pair (M, M), the exciting type last; NaN for types that never
     happen. ``gain`` is the rise of log L from the coefficients of the model to those of the data.
+    ``errors`` are the standard errors of the branching ratios (J, M, M) at the decays and the shape
+    of the baselines of the model.
     """
 
     deviance: Float[ndarray, "M M"]
     p_values: Float[ndarray, "M M"]
     gain: float
+    errors: Float[ndarray, "J M M"]
 
 
-def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
+def edge_tests(
+    model: Hawkes,
+    data: Dataset,
+    shared: tuple[list[ndarray], Float[ndarray, "M C"]] | None = None,
+) -> EdgeTests | None:
     """Test whether each type leads to each, given the others, on ``data``, with the decays (and the
-    shape of the baselines) of ``model``; None where that takes too much memory.
+    shape of the baselines) of ``model``; None where that takes too much memory. ``shared`` are
+    further functions of time that the rate of each type may follow, with coefficients of 0 or more:
+    their values at the events of each type (C, n) and their integrals.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("hawkes", 50, seed=1)
@@ -103,6 +117,15 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
     happens = (counts > 0)[:, None]
     before = designs.derivatives(np.where(happens, own, 1.0)).values
     best = _maximum(designs, np.where(happens, own, 0.0))
+    gains = best.here.values - before
+    curvature = designs.derivatives(np.where(happens, best.theta, 1.0)).curvature
+    variance = np.stack([np.linalg.pinv(-one, hermitian=True).diagonal() for one in curvature])
+    errors = np.sqrt(np.maximum(variance[:, 1:], 0.0)).reshape(M, J, M).transpose(1, 0, 2)
+    if shared is not None:
+        designs = designs.with_more(*shared)
+        more = np.zeros((M, shared[1].shape[1]))
+        start = np.concatenate([best.theta, np.where(happens, 0.1, more)], 1)
+        best = _maximum(designs, start)
     deviance = np.zeros((M, M))
     for n in range(M):
         left_out = 1 + n + M * np.arange(J)
@@ -115,11 +138,10 @@ def edge_tests(model: Hawkes, data: Dataset) -> EdgeTests | None:
     no_source = np.bincount(data.mark_ids, minlength=M) == 0
     unknown = ~happens | no_source
     deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
-    any_excitation = best.theta[:, 1:].reshape(M, J, M).max(1) > 0
+    any_excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M).max(1) > 0
     without_excitation = np.where(unknown, np.nan, 1.0)
     p_values = np.where(any_excitation, _p_values(deviance, J), without_excitation)
-    gains = best.here.values - before
-    return EdgeTests(deviance, p_values, float(np.sum(gains[counts > 0])))
+    return EdgeTests(deviance, p_values, float(np.sum(gains[counts > 0])), errors)
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:

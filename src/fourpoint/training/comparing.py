@@ -7,6 +7,9 @@ r"""Which explanation of a log the data support: a ladder of models, each with o
     days              a level of its own for every day; for dates whose days differ by more than
                       chance
     excitation        past events raise the rate: a Hawkes process with all of this in its baseline
+    slow-excitation   the rise fades fast at first and slowly later, as after earthquakes: a sum of
+                      exponentials, scaled by the features of events where the data have some; only
+                      if it predicts better than one exponential, and than levels of days
     cross-excitation  how much depends on which type excites which; for data with several types
     dapp, deep-dapp   neural models, whose baselines have calendar and covariates too
 
@@ -26,7 +29,9 @@ them.
 Levels of days that nobody knows look like excitation to a model that has none: events of a busy day
 have many predecessors. Where such levels explain held-out days (a gamma factor of the rate of each
 day, of which the earlier events of the day tell), excitation has to explain more than they do, or
-to remain within days: in a Hawkes process with the levels of the days as a known factor.
+to remain within days: in a Hawkes process with the levels of the days as a known factor. Slow
+excitation, which looks like levels of days itself, takes their place only if it predicts better
+than levels of days and fast excitation together.
 
 There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
@@ -92,6 +97,7 @@ Outages = Literal["auto", "none"]
 
 CONSTANT, CALENDAR, TIME, COVARIATES = "constant", "calendar", "time", "covariates"
 FRAILTY, DAYS, EXCITATION, CROSS = "frailty", "days", "excitation", "cross-excitation"
+SLOW = "slow-excitation"
 # Names that `models` takes, in the order of the ladder.
 LADDER = ("poisson", "calendar", "frailty", "hawkes", "dapp", "deep-dapp")
 NEURAL_SHARES = {"dapp": 0.4, "deep-dapp": 0.6}  # of the time that is left for neural models
@@ -114,6 +120,8 @@ WARM_UP = 300  # events that are compared before that: what is loaded and compil
 # A Hawkes process with a table of types takes 2 to 16 times as long as one without types (logs of
 # 3, 5 and 8 types, few and many terms of the calendar): about this times the number of types.
 CROSS_COST = 2.5
+EXPONENTIALS = 3  # of slow excitation
+SLOW_COST = 4.0  # times a Hawkes process with one of them
 MARGIN = 1.3  # by which a cost may exceed the one measured before
 FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored on
 
@@ -137,7 +145,9 @@ class Comparison(Printed):
     """The steps of the ladder, the one to use, and whether there is clustering beyond the calendar.
 
     ``branching`` is the share of events that the Hawkes process ascribes to earlier events, and
-    ``lag`` how long after them they come on average, in the data's unit of time. ``evidence`` is
+    ``lag`` how long after them they come on average, in the data's unit of time. ``lags`` are the
+    times within which half and nine tenths of them come, where the decay is ``slow``: a sum of
+    exponentials predicts better than one of them, and the share is that of the sum. ``evidence`` is
     how many standard errors the derivative of the likelihood towards excitation lies above 0.
     ``units`` are the sequences or blocks of time that intervals are based on, ``held_out`` the
     events that were scored. ``harmful`` says that the calendar predicts worse than a constant rate:
@@ -166,6 +176,8 @@ class Comparison(Printed):
     local_variation: float = 1.0
     regular: bool = False
     days: float = 0.0
+    slow: bool = False
+    lags: tuple[float, float] = (math.nan, math.nan)
 
     def step(self, name: str) -> Step:
         """The step with this name."""
@@ -203,6 +215,8 @@ class Comparison(Printed):
             "harmful": self.harmful,
             "branching": self.branching,
             "lag": self.lag,
+            "slow": self.slow,
+            "lags": list(self.lags),
             "evidence": self.evidence,
             "days": self.days,
             "local_variation": self.local_variation,
@@ -482,6 +496,7 @@ class _Ladder:
         self.notes: list[str] = []
         self.unit = data.unit
         self.seconds: float | None = None  # in the data's unit of time, where it has a known one
+        self.features: tuple[Floats, tuple[str, ...]] | None = None
         self.raw = self._prepared(data)
         self.terms = self._terms(calendar)
         if prepare_only:
@@ -497,18 +512,29 @@ class _Ladder:
         resolution = resolution_of(self.raw)
         self.shown = dequantised(self.raw, resolution, seed) if resolution else self.raw
         self.folds = folds_of(self.shown, seed)
+        self.featured: list[Fold] = self.folds  # the same with event features
+        if self.features is not None:
+            values, columns = self.features
+            with_features = replace(self.shown, features=values, feature_names=columns)
+            self.featured = folds_of(with_features, seed)
         self.done = 0  # folds whose closed forms are scored
         self.slowest = 0.0  # seconds of the slowest of them
         self.harmful = False  # the calendar predicts worse than a constant rate
         self.excitation_seconds = 0.0  # of the last Hawkes process without types
         self.cross_seconds = 0.0  # and of that with types
         self.rungs: dict[str, _Rung] = {}
-        self.found: list[tuple[float, float]] = []  # branching ratio and decay of each fold
+        self.found: list[Excitation] = []  # of each fold
+        self.found_slow: dict[int, Excitation] = {}
+        # Of each fold, what the types of events add to the score of a model without types.
+        self.beyond_pooled: dict[int, Floats] = {}
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
         self.days: dict[int, Days] = {}  # of each fold, under the last model without excitation
         self.excited_days: dict[int, Days] = {}  # of each fold, blocks of days under excitation
+        self.slow_days: dict[int, Days] = {}
         self.day_level = 0.0  # standard deviation of the levels of days
         self.within_days = False  # excitation remains where the levels of days are known
+        self.found_within_days: list[Excitation] = []
+        self.slow_is_days = False  # slow excitation is not told apart from levels of days
 
     # ------------------------------------------------------------------ the data
 
@@ -520,7 +546,11 @@ class _Ladder:
             data = data.without_places()
             self.notes.append("the places of events are left out: times and types are compared")
         if data.features is not None:
-            self.notes.append("the event features are left out: times and types are compared")
+            self.notes.append(
+                "the event features scale slow excitation alone: the other steps compare times and "
+                "types"
+            )
+            self.features = data.features, data.feature_names
         data = replace(data, features=None, feature_names=())
         self.dated = data.context is not None and data.context.origin is not None
         if not self.dated and CALENDAR in self.names and repeated_windows(data):
@@ -651,15 +681,16 @@ class _Ladder:
             model = self._fitted(Hawkes(), self.whole, pooled.train)
             excited = pooled.scores(model)
             simple = pooled.scores(poisson)
+        self.beyond_pooled[k] = best.total - simple.total
         self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
         self.evidence.append(excited.first_order(simple))
         blocks = np.arange(len(fold.events))
         self.excited_days[k] = Days(excited.integral, fold.events.astype(np.int64), blocks)
-        estimates = model.estimates
-        self.found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
+        self.found.append(Excitation.of(model))
         size = 1 if self.whole is None else 1 + _size(self.whole)
         small = size * types + types**2 + 1 <= LARGEST_INFORMATION
         self.excitation_seconds = self.clock.elapsed - before
+        self._slow_excitation(k, best, excited, simple)
         if types == 1 or "hawkes" not in self.names:
             return
         expected = CROSS_COST * types * self.excitation_seconds
@@ -675,6 +706,30 @@ class _Ladder:
         model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
         self._add(CROSS, "hawkes", k, fold.scores(model).total)
         self.cross_seconds = self.clock.elapsed - before
+
+    def _slow_excitation(self, k: int, best: Scores, excited: Scores, simple: Scores) -> None:
+        """A Hawkes process with a sum of exponentials, of one type, if one of them explains
+        something on the first fold, and the sum explains more.
+        """
+        if k == 0 and (_worse(excited, simple) or self.found[k].share < TRIGGERED):
+            return
+        if k > 0 and SLOW not in self.rungs:
+            return
+        if k == 0 and self.clock.left < SLOW_COST * self.excitation_seconds:
+            self._note("the time budget is too short for excitation that decays slowly")
+            return
+        fold = self.featured[k]
+        pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
+        model = Hawkes(exponentials=EXPONENTIALS)
+        if self.features is not None:
+            model.add_event_features(pooled.train)
+        scores = pooled.scores(self._fitted(model, self.whole, pooled.train))
+        if k == 0 and _worse(scores, excited):
+            return
+        self._add(SLOW, "hawkes", k, best.total + scores.total - simple.total)
+        blocks = np.arange(len(fold.events))
+        self.slow_days[k] = Days(scores.integral, fold.events.astype(np.int64), blocks)
+        self.found_slow[k] = Excitation.of(model)
 
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
@@ -774,6 +829,15 @@ class _Ladder:
         both = np.isfinite(differences)
         return paired_gain(differences[both], events[both], self.seed)
 
+    def _slow(self) -> bool:
+        """Whether a sum of exponentials predicts better than one by more than its standard error:
+        then the share that it ascribes to earlier events is nearer to the truth.
+        """
+        names = self.rungs
+        if EXCITATION not in names or SLOW not in names:
+            return False
+        return len(self.found_slow) == self.done and self._some_gain(names[SLOW], names[EXCITATION])
+
     def _levels_of_days(self) -> None:
         """Add the step of the levels of days, if they explain held-out days and are not themselves
         explained by excitation.
@@ -795,10 +859,16 @@ class _Ladder:
         if gain.clear and gain.mean > MATTERS and not self._some_gain(both, excited):
             return
         shape = shape_of_days(list(self.days.values()))
+        rival = self._excitation_within_days(shape) or both
+        if self._slow() and self._some_gain(self.rungs[SLOW], rival):
+            self.within_days = False
+            return  # after-effects of events predict better than levels of days
+        self.slow_is_days = True
+        if self.within_days:
+            self.found = self.found_within_days
         self.day_level = 1 / math.sqrt(shape)
         later = {name: self.rungs.pop(name) for name in names[names.index(EXCITATION) :]}
         self.rungs |= {DAYS: step} | later
-        self._excitation_within_days(shape)
 
     def _some_gain(self, later: _Rung, earlier: _Rung) -> bool:
         """Whether a gain matters and exceeds its standard error: a few odd days, such as holidays,
@@ -807,21 +877,31 @@ class _Ladder:
         gain = self._gain(later, earlier)
         return gain.mean > max(MATTERS, (gain.mean - gain.low) / NORMAL)
 
-    def _excitation_within_days(self, shape: float) -> None:
+    def _excitation_within_days(self, shape: float) -> _Rung | None:
         """Whether excitation remains where the expected level of every day is a known factor, and
-        how much of it.
+        how much of it. Returns the step of this excitation with the level of each held-out day
+        known from its events so far; None unless all folds are scored.
         """
-        if self.done < len(self.folds):
-            return
         levels = [
             (own.days, (shape + days.observed) / (shape + days.expected))
             for own, days in ((self.folds[k], self.days[k]) for k in sorted(self.days))
         ]
+        # Levels multiply the whole rate, and so the ratio of a process that has them as a factor.
+        observed = np.concatenate([self.days[k].observed for k in sorted(self.days)])
+        busy = float(np.average(np.concatenate([own for _, own in levels]), weights=observed))
         self.clock.doing = "excitation within days"
-        found: list[tuple[float, float]] = []
+        found: list[Excitation] = []
         gained, events, evidence = [], [], []
         slowest = 0.0
-        for fold in folds_of(with_levels(one_type(self.shown), levels), self.seed):
+        step = _Rung(DAYS, "hawkes")
+        own_days: dict[int, Days] = {}
+        data = one_type(self.shown)
+        if self.done < len(self.folds):
+            # Folds come from the end of the log: the levels of its last days are known.
+            first = self.folds[min(self.days)].days
+            assert first is not None
+            data = between(data, np.array([ends[0] for ends in first]), data.stops)
+        for k, fold in enumerate(folds_of(with_levels(data, levels), self.seed)):
             before = self.clock.elapsed
             if found and before + MARGIN * slowest > self.clock.budget:
                 break
@@ -831,18 +911,30 @@ class _Ladder:
             gained.append(excited.total - simple.total)
             events.append(fold.events)
             evidence.append(excited.first_order(simple))
-            estimates = hawkes.estimates
-            found.append((float(estimates["branching"].sum()), float(estimates["decay"])))
+            one = Excitation.of(hawkes)
+            found.append(one._replace(share=busy * one.share))
+            if self.done == len(self.folds):
+                unknown = replace(self.folds[k], test=one_type(self.folds[k].test))
+                scores = unknown.scores(hawkes)
+                step.scores[k] = scores.total + self.beyond_pooled[k]
+                blocks = np.arange(len(fold.events))
+                own_days[k] = Days(scores.integral, fold.events.astype(np.int64), blocks)
             slowest = max(slowest, self.clock.elapsed - before)
         gain = paired_gain(np.concatenate(gained), np.concatenate(events), self.seed)
-        branching = float(np.median([ratio for ratio, _ in found]))
+        branching = float(np.median([one.share for one in found]))
         strong = z_score(np.concatenate(evidence)) > EVIDENCE and branching > TRIGGERED
         if strong or (gain.clear and gain.mean > MATTERS):
             self.within_days = True
-            self.found = found
+            self.found_within_days = found
+        if len(step.scores) < len(self.folds):
+            return None
+        return _with_levels_of_days(step, own_days)
 
     def _concluded(self) -> Comparison:
         self._levels_of_days()
+        slow = self._slow() and not self.slow_is_days
+        if not slow:
+            self.rungs.pop(SLOW, None)
         rungs = list(self.rungs.values())
         events = np.concatenate([fold.events for fold in self.folds[: self.done]])
         held_out = float(events.sum())
@@ -851,13 +943,19 @@ class _Ladder:
         steps = [Step(first.name, first.model, nats, 0.0, 0.0, 0.0)]
         for n, later in enumerate(rungs[1:]):
             before = 0 if n == 1 and self.harmful else n
+            if later.name == CROSS:  # with one exponential
+                before = [one.name for one in rungs].index(EXCITATION)
             gain = self._gain(later, rungs[before])
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
-        branching, lag = 0.0, math.nan
-        if self.found:
-            branching = float(np.median([ratio for ratio, _ in self.found]))
-            lag = 1 / float(np.median([decay for _, decay in self.found]))
+        excitation = list(self.found_slow.values()) if slow else self.found
+        branching, lag, lags = 0.0, math.nan, (math.nan, math.nan)
+        if excitation:
+            branching = float(np.median([one.share for one in excitation]))
+            lag = float(np.median([one.lag for one in excitation]))
+            if slow:
+                half, most = np.median([one.lags for one in excitation], axis=0)
+                lags = float(half), float(most)
             self._tell_of_doubles(branching, lag)
         evidence = z_score(np.concatenate(self.evidence)) if self.evidence else 0.0
         few = self.folds[0].edges is None
@@ -881,6 +979,8 @@ class _Ladder:
             variation,
             variation < REGULAR and variation < 1 - CLEARLY * error,
             self.day_level,
+            slow,
+            lags,
         )
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
@@ -924,6 +1024,39 @@ class _Ladder:
             if all(gain.clear and gain.mean > MATTERS for gain in gains):
                 return True
         return False
+
+
+class Excitation(NamedTuple):
+    """What a fitted Hawkes process of one type ascribes to earlier events: the share of the events,
+    the mean lag, and the lags within which half and nine tenths of them come.
+    """
+
+    share: float
+    lag: float
+    lags: tuple[float, float]
+
+    @staticmethod
+    def of(model: Hawkes) -> Excitation:
+        """From its branching ratios and decays."""
+        decays = np.atleast_1d(model.estimates["decay"])
+        parts = model.estimates["branching"].reshape(-1)
+        weights = parts / parts.sum()
+        share = float(model.mean_branching.sum())
+        return Excitation(
+            share,
+            float(np.sum(weights / decays)),
+            (_quantile(weights, decays, 0.5), _quantile(weights, decays, 0.9)),
+        )
+
+
+def _quantile(weights: Floats, decays: Floats, level: float) -> float:
+    """Of a mixture of exponential distributions, by bisection."""
+    low, high = 0.0, float(-math.log(1 - level) / decays.min())
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = float(np.sum(weights * -np.expm1(-decays * middle))) < level
+        low, high = (middle, high) if below else (low, middle)
+    return (low + high) / 2
 
 
 def _with_levels_of_days(rung: _Rung, days: dict[int, Days]) -> _Rung:

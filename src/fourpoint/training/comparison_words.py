@@ -10,6 +10,7 @@ from fourpoint.events.dates import span_words
 if TYPE_CHECKING:
     from fourpoint.training.comparing import Comparison, Step
 
+NEGLIGIBLE = 5e-5  # nats per event, which are printed as 0
 UNDECIDED = 0.01  # nats per event that excitation may gain at most where clustering is denied
 CLOSED_FORMS = ("poisson", "frailty", "hawkes")
 WHAT = {
@@ -17,6 +18,7 @@ WHAT = {
     "covariates": "Covariates",
     "frailty": "A separate rate for every sequence",
     "days": "A separate level for every day",
+    "slow-excitation": "Excitation that fades fast at first and slowly later",
     "cross-excitation": "Excitation that depends on the types",
     "dapp": "A neural model (DAPP)",
     "deep-dapp": "A deep neural model (Deep DAPP)",
@@ -50,8 +52,9 @@ def _of_step(found: Comparison, step: Step) -> str:
         if step.gain_low > 0:
             return f"The calendar ({terms}) explains {amount}."
         return f"The calendar ({terms}) does not clearly explain more than chance: {amount}."
+    better = step.gain_low > 0 and step.gain >= NEGLIGIBLE
     if step.name == "excitation":
-        if step.gain_low > 0:
+        if better:
             return f"Past events explain {amount}{_beyond(found)}."
         if found.clustering_beyond_calendar and found.days:
             return (
@@ -73,9 +76,9 @@ def _of_step(found: Comparison, step: Step) -> str:
             f"{what} {adds} {amount}: beyond chance, the levels of days have a standard deviation "
             f"of about {100 * found.days:.0f}%."
         )
-    if step.gain_low > 0:
+    if better:
         return f"{what} {adds} {amount}."
-    if step.gain_high < 0:
+    if step.gain_high < 0 and step.gain <= -NEGLIGIBLE:
         return f"{what} {performs} worse than the previous step: {amount}."
     return f"{what} {does} not clearly add more than chance: {amount}."
 
@@ -119,6 +122,13 @@ def _verdict(found: Comparison) -> str:
     if not found.clustering_beyond_calendar:
         return f"There is no clustering beyond {rhythm}."
     share = f"about {100 * min(found.branching, 1.0):.0f}% of events are triggered by earlier ones"
+    if found.slow:
+        half, nearly_all = (span_words(lag, found.unit) for lag in found.lags)
+        return (
+            f"There is clustering beyond {rhythm}: {share}, half of them within {half} and nine in "
+            f"ten within {nearly_all}. Slow changes of the rate for other reasons would count "
+            "towards this share."
+        )
     return f"There is clustering beyond {rhythm}: {share}, on average {lag_words(found)} later."
 
 
@@ -150,6 +160,8 @@ def _how(found: Comparison) -> str:
         return " (a Poisson process with these effects)"
     if step.name == "frailty":
         return " (a Poisson process with a random factor of the rate of every sequence)"
+    if step.name == "slow-excitation":
+        return " (a Hawkes process with several exponentials)"
     if step.name in ("excitation", "cross-excitation"):
         if found.days and not found.clustering_beyond_calendar:
             return " (a Hawkes process, which follows the level of a day by its events so far)"
