@@ -153,7 +153,7 @@ class Frailty(PointProcess[FrailtyHistory]):
         factor: Float[ndarray, " S"] = np.ones(len(data))
         events = data.lengths.astype(np.float64)
         before = np.full(self.marks.count + 1, np.inf)
-        found = None
+        found = fit_effects(data, spec)
         for _ in range(ROUNDS):
             found = fit_effects(data, spec, factor, start=found)
             self._take(found)
