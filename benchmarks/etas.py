@@ -1,8 +1,9 @@
 """ETAS: recovery of known parameters, the likelihood against full sums, simulation, speed and the
 growth of cost, and the EarthquakeNPP benchmark.
 
-    python benchmarks/etas.py [--only recovery likelihood simulation kernels speed sanjac japan
-        csep] [--data DIR] [--events 20000] [--catalogues 10] [--sizes 12500 25000 50000 100000]
+    python benchmarks/etas.py [--only recovery likelihood simulation kernels terms speed sanjac
+        japan csep] [--data DIR] [--events 20000] [--catalogues 10]
+        [--sizes 12500 25000 50000 100000]
 
 Catalogues are simulated with known parameters in a region of 120 by 100 km. `sanjac` and `japan`
 fit `DIR/sanjac_10.parquet` and `DIR/japan_25.parquet` and score the test years in nats per event
@@ -32,12 +33,24 @@ from fourpoint.models.etas import ETAS
 from fourpoint.models.etas_fit import Log, bandwidths, leave_one_out, log_likelihood
 from fourpoint.ops import smoothing, triggering
 
-PARTS = ("recovery", "likelihood", "simulation", "kernels", "speed", "sanjac", "japan", "csep")
+PARTS = (
+    "recovery",
+    "likelihood",
+    "simulation",
+    "kernels",
+    "terms",
+    "speed",
+    "sanjac",
+    "japan",
+    "csep",
+)
+LOOKED_AT = 1000  # events whose terms are counted and compared with full sums
 REGION = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (120.0, 100.0)))
 TRUTH = dict(mu=3.0, K=0.25, alpha=1.3, c=0.01, p=1.25, d=0.5, q=1.7, gamma=1.0)
 DAYS_PER_EVENT = 1 / 7.4  # of the process below, if its region had no edges
 FEWER = 1.19  # events of the same without edges, for each event
 NEIGHBOUR = 20  # whose distance is the bandwidth of the background that is timed
+OMEGA = 2  # where the taper is in theta; the simulated process has none
 PUBLISHED = -4.266  # ETAS on SanJac_10, temporal 1.133 and spatial -5.398
 
 
@@ -211,6 +224,46 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     return max(float(np.median(found)), 1e-9)
 
 
+def terms(record: Record, given: argparse.Namespace) -> None:
+    """Terms per event of the sums in groups at growing numbers of events, their error, and how far
+    its scores move estimates, in standard errors.
+    """
+    sizes, counts = [], []
+    for size in given.sizes:
+        data = catalogue(round(size * FEWER), 1)
+        model = truth()
+        log = Log(model, data.batch())
+        theta = model.strengths().theta().detach()
+        log.look_at(LOOKED_AT, log.tolerance)
+        floor = log.floor(model)
+        plan = triggering.Planned(log.sources, log.queries, theta, floor)
+        exact, by_exact = triggering.sums_with_derivatives(log.sources, log.queries, theta)
+        found, by_found = triggering.sums_with_derivatives(log.sources, log.queries, theta, plan)
+        change = ((found + floor) / (exact + floor)).log()
+        free = [k for k in range(len(theta)) if k != OMEGA]
+        scores = (by_exact / (exact + floor)[:, None])[:, free]
+        off = (by_found / (found + floor)[:, None])[:, free] - scores
+        inverse = torch.linalg.inv(scores.T @ scores)
+        shift = (inverse @ off.sum(0)).abs() / inverse.diag().sqrt()
+        sizes.append(data.events)
+        counts.append(plan.entries)
+        figures = {
+            "terms per event": f"{plan.entries:.1f}",
+            "log rates, mean error": f"{float(change.mean()):+.1e}",
+            "size": f"{float(change.abs().mean()):.1e}",
+            "shift of estimates, standard errors": f"{float(shift.max()):.3f}",
+        }
+        record.row("terms", f"{data.events:,} events", **figures)
+        print(f"{data.events:,} events: {figures}", flush=True)
+    if len(sizes) > 1:
+        blocks = [np.log2(size / 32) for size in sizes]
+        power = f"{exponent(sizes, counts):.2f}"
+        in_blocks = f"{exponent(blocks, counts):.2f}"
+        row = {"in events": power, "in blocks, log2(n / 32)": in_blocks}
+        record.row("terms", "exponent of their number", **row)
+        print(f"terms per event grow as events^{power} and as log2(events / 32)^{in_blocks}")
+
+
 def speed(record: Record, given: argparse.Namespace) -> None:
     """Terms per event and processor seconds of growing catalogues: a plan of the sums in groups,
     one pass with derivatives, one update of a background of kernels, and the fit. The size is the
@@ -353,6 +406,7 @@ def main() -> None:
         "likelihood": likelihood,
         "simulation": simulation,
         "kernels": kernels_row,
+        "terms": terms,
         "speed": speed,
         "sanjac": real("sanjac_10"),
         "japan": real("japan_25"),
