@@ -241,8 +241,9 @@ def _group_columns(model: SeismicDAPP, row: Row, found: Array) -> None:
     loops = numba_seismic_groups.load()
     given = (groups.times, groups.moved, groups.narrow, groups.boost, fast, variances)
     background = row.background[row.used]
-    for low, high, *plan in chosen(model, groups, row.used, background):
+    for low, high, offsets, entries, factors in chosen(model, groups, row.used, background):
         which = row.used[low:high]
+        plan = (offsets, entries, factors)
         loop = partial(_some_columns, loops, which, (*plan, *given, found[low:high]))
         _share_out(loop, high - low)
 
