@@ -1,8 +1,9 @@
 """ETAS: recovery of known parameters, the likelihood against full sums, simulation, speed and the
 growth of cost, and the EarthquakeNPP benchmark.
 
-    python benchmarks/etas.py [--only recovery likelihood simulation kernels speed sanjac japan
-        csep] [--data DIR] [--events 20000] [--catalogues 10] [--sizes 12500 25000 50000 100000]
+    python benchmarks/etas.py [--only recovery likelihood simulation kernels terms speed sanjac
+        japan csep] [--data DIR] [--events 20000] [--catalogues 10]
+        [--sizes 12500 25000 50000 100000]
 
 Catalogues are simulated with known parameters in a region of 120 by 100 km. `sanjac` and `japan`
 fit `DIR/sanjac_10.parquet` and `DIR/japan_25.parquet` and score the test years in nats per event
@@ -13,6 +14,7 @@ processor seconds.
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,13 +30,27 @@ from fourpoint.events import Box, Context, Dataset, MarkSpace
 from fourpoint.inference.csep import daily_tests
 from fourpoint.inference.sampling import sample_paths
 from fourpoint.models.etas import ETAS
-from fourpoint.models.etas_fit import Log, log_likelihood
+from fourpoint.models.etas_fit import Log, bandwidths, leave_one_out, log_likelihood
 from fourpoint.ops import smoothing, triggering
 
-PARTS = ("recovery", "likelihood", "simulation", "kernels", "speed", "sanjac", "japan", "csep")
+PARTS = (
+    "recovery",
+    "likelihood",
+    "simulation",
+    "kernels",
+    "terms",
+    "speed",
+    "sanjac",
+    "japan",
+    "csep",
+)
+LOOKED_AT = 1000  # events whose terms are counted and compared with full sums
 REGION = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (120.0, 100.0)))
 TRUTH = dict(mu=3.0, K=0.25, alpha=1.3, c=0.01, p=1.25, d=0.5, q=1.7, gamma=1.0)
-DAYS_PER_EVENT = 1 / 7.4  # of the process below, in the long run
+DAYS_PER_EVENT = 1 / 7.4  # of the process below, if its region had no edges
+FEWER = 1.19  # events of the same without edges, for each event
+NEIGHBOUR = 20  # whose distance is the bandwidth of the background that is timed
+OMEGA = 2  # where the taper is in theta; the simulated process has none
 PUBLISHED = -4.266  # ETAS on SanJac_10, temporal 1.133 and spatial -5.398
 
 
@@ -60,7 +76,7 @@ def truth() -> ETAS:
 def catalogue(events: int, seed: int) -> Dataset:
     """A catalogue of about so many events, the first tenth of its time history."""
     stop = events * DAYS_PER_EVENT
-    drawn = sample_paths(truth(), 0.0, stop, 1, seed).data
+    drawn = sample_paths(truth(), 0.0, stop, 1, seed, most=10 * events).data
     return replace(drawn, context=Context(scored_from=np.array([stop / 10])), unit="days")
 
 
@@ -208,24 +224,111 @@ def seconds(run: Callable[[], object], repeats: int) -> float:
     return max(float(np.median(found)), 1e-9)
 
 
-def speed(record: Record, given: argparse.Namespace) -> None:
-    """Processor seconds of fits of growing catalogues."""
-    fitted(catalogue(3000, 0))  # compiles
-    costs, sizes = [], []
+def terms(record: Record, given: argparse.Namespace) -> None:
+    """Terms per event of the sums in groups at growing numbers of events, their error, and how far
+    its scores move estimates, in standard errors.
+    """
+    sizes, counts = [], []
     for size in given.sizes:
-        data = catalogue(size, 1)
-        began = time.monotonic()
-        _, spent = fitted(data)
-        costs.append(spent)
+        data = catalogue(round(size * FEWER), 1)
+        model = truth()
+        log = Log(model, data.batch())
+        theta = model.strengths().theta().detach()
+        log.look_at(LOOKED_AT, log.tolerance)
+        floor = log.floor(model)
+        plan = triggering.Planned(log.sources, log.queries, theta, floor)
+        exact, by_exact = triggering.sums_with_derivatives(log.sources, log.queries, theta)
+        found, by_found = triggering.sums_with_derivatives(log.sources, log.queries, theta, plan)
+        change = ((found + floor) / (exact + floor)).log()
+        free = [k for k in range(len(theta)) if k != OMEGA]
+        scores = (by_exact / (exact + floor)[:, None])[:, free]
+        off = (by_found / (found + floor)[:, None])[:, free] - scores
+        inverse = torch.linalg.inv(scores.T @ scores)
+        shift = (inverse @ off.sum(0)).abs() / inverse.diag().sqrt()
         sizes.append(data.events)
-        passed = time.monotonic() - began
-        row = {"processor": figure([spent], "s"), "clock": figure([passed], "s")}
-        record.row("fit", f"{data.events:,} events", **row)
-        print(f"fit of {data.events:,} events: {spent:.1f} processor s, {passed:.1f} s", flush=True)
+        counts.append(plan.entries)
+        figures = {
+            "terms per event": f"{plan.entries:.1f}",
+            "log rates, mean error": f"{float(change.mean()):+.1e}",
+            "size": f"{float(change.abs().mean()):.1e}",
+            "shift of estimates, standard errors": f"{float(shift.max()):.3f}",
+        }
+        record.row("terms", f"{data.events:,} events", **figures)
+        print(f"{data.events:,} events: {figures}", flush=True)
     if len(sizes) > 1:
-        power = exponent(sizes, costs)
-        record.row("fit", "exponent of the cost", **{"events": f"{power:.2f}"})
-        print(f"cost grows as events^{power:.2f}")
+        blocks = [np.log2(size / 32) for size in sizes]
+        power = f"{exponent(sizes, counts):.2f}"
+        in_blocks = f"{exponent(blocks, counts):.2f}"
+        row = {"in events": power, "in blocks, log2(n / 32)": in_blocks}
+        record.row("terms", "exponent of their number", **row)
+        print(f"terms per event grow as events^{power} and as log2(events / 32)^{in_blocks}")
+
+
+def speed(record: Record, given: argparse.Namespace) -> None:
+    """Terms per event and processor seconds of growing catalogues: a plan of the sums in groups,
+    one pass with derivatives, one update of a background of kernels, and the fit. The size is the
+    number of events, to some percent.
+    """
+    fitted(catalogue(3000, 0))  # compiles
+    costs: dict[str, list[float]] = {}
+    sizes = []
+    for size in given.sizes:
+        data = catalogue(round(size * FEWER), 1)
+        terms, said, found = parts_of_a_fit(data)
+        began = time.monotonic()
+        _, found["fit"] = fitted(data)
+        passed = time.monotonic() - began
+        sizes.append(data.events)
+        for name, value in {**found, "terms": terms}.items():
+            costs.setdefault(name, []).append(value)
+        shown = {name: figure([seconds], "s") for name, seconds in found.items()}
+        shown |= {"clock of the fit": figure([passed], "s"), "terms per event": f"{terms:.1f}"}
+        record.row("speed", f"{data.events:,} events", **shown)
+        parts = ", ".join(f"{name} {seconds:.2f}" for name, seconds in found.items())
+        print(
+            f"{data.events:,} events: {terms:.1f} terms per event, {said}; processor seconds: "
+            f"{parts} ({passed:.1f} s by the clock, load {os.getloadavg()[0]:.1f})",
+            flush=True,
+        )
+    if len(sizes) > 1:
+        powers = {name: f"{exponent(sizes, values):.2f}" for name, values in costs.items()}
+        record.row("speed", "exponent in the number of events", **powers)
+        print(f"exponents in the number of events: {powers}")
+
+
+def parts_of_a_fit(data: Dataset) -> tuple[float, str, dict[str, float]]:
+    """Terms per event, the error of log rates in words, and processor seconds, at the truth."""
+    model = truth()
+    log = Log(model, data.batch())
+    theta = model.strengths().theta().detach()
+    floor = log.floor(model)
+    places = log.sources.places
+
+    def plan() -> triggering.Planned:
+        return triggering.Planned(log.sources, log.queries, theta, floor)
+
+    def update() -> torch.Tensor:
+        width = bandwidths(model, places, NEIGHBOUR).square()
+        weights = torch.full_like(width, 1 / len(width))
+        kernels = torch.cat([places, width[:, None], weights[:, None]], 1)
+        return leave_one_out(model, kernels, log.used)
+
+    groups = plan()
+    found = {
+        "plan": once(plan),
+        "sums": once(lambda: groups.run(theta, differentiated=True)),
+        "background": once(update),
+    }
+    bias, error = triggering.tree_error(groups, theta, floor)
+    said = f"log rates off by {bias:+.1e} on average and {error:.1e} in size"
+    return groups.entries, said, found
+
+
+def once(run: Callable[[], object]) -> float:
+    """The processor seconds of one run."""
+    began = time.process_time()
+    run()
+    return time.process_time() - began
 
 
 def read_catalogue(path: Path) -> Dataset:
@@ -303,6 +406,7 @@ def main() -> None:
         "likelihood": likelihood,
         "simulation": simulation,
         "kernels": kernels_row,
+        "terms": terms,
         "speed": speed,
         "sanjac": real("sanjac_10"),
         "japan": real("japan_25"),

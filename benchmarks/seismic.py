@@ -2,6 +2,7 @@
 difference on the test years with a paired block-bootstrap interval.
 
     python benchmarks/seismic.py --data DIR [--catalogues sanjac_10 japan_25] [--split test|dev]
+    python benchmarks/seismic.py --sizes 12500 25000 50000 100000
 
 DIR holds Parquet files NAME.parquet with times in days, x and y in km, magnitude, and a column
 split of history, train, dev and test in the order of time. Both models are fitted to train; the
@@ -9,18 +10,23 @@ corrections are kept or dropped by dev; the scored part (``--split``) is looked 
 those of EarthquakeNPP: log-likelihood per scored event in days and km^2, as temporal (of times)
 plus spatial (of places given times), with all earlier events as history. The interval of the
 difference is from a bootstrap over blocks of equal time.
+
+With ``--sizes`` the seismic DAPP is fitted to simulated catalogues of about so many events instead,
+the last tenth of their time being dev, and processor seconds are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from copy import deepcopy
 from pathlib import Path
 
+import etas
 import numpy as np
 import torch
-from records import Record, options
+from records import Record, exponent, figure, options
 
 import fourpoint as fp
 from fourpoint.events import Box, Dataset, MarkSpace
@@ -44,9 +50,14 @@ def main() -> None:
     parser.add_argument("--catalogues", nargs="+", default=list(CATALOGUES))
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--models", type=Path, help="a folder in which to save the models")
+    parser.add_argument("--sizes", type=int, nargs="+", help="events of simulated catalogues")
     options(parser)
     given = parser.parse_args()
     record = Record("seismic", "ETAS and the seismic DAPP on earthquake catalogues.", given.quick)
+    if given.sizes:
+        speed(record, given.sizes)
+        record.write(given.results)
+        return
     names = ["simulated"] if given.quick else given.catalogues
     for name in names:
         file = None if given.data is None else given.data / f"{name}.parquet"
@@ -56,6 +67,35 @@ def main() -> None:
         parts = simulated() if given.quick or file is None else catalogue(file)
         run(record, name, parts, given.split, given.models)
     record.write(given.results)
+
+
+def speed(record: Record, sizes: list[int]) -> None:
+    """Processor seconds of fits to growing catalogues that ETAS has made."""
+    costs = []
+    events = []
+    for size in sizes:
+        data = etas.catalogue(round(size * etas.FEWER), 1)
+        stop = float(data.stops[0])
+        train, dev = data.between(None, 0.9 * stop), data.between(0.9 * stop, None)
+        model = SeismicDAPP(data.marks, background="uniform", taper=None)
+        began, clock = time.process_time(), time.monotonic()
+        found = fp.fit(model, train, dev, progress=False)
+        costs.append(time.process_time() - began)
+        passed = time.monotonic() - clock
+        events.append(data.events)
+        row = {"processor": figure([costs[-1]], "s"), "clock": figure([passed], "s")}
+        record.row("fit of the seismic DAPP", f"{data.events:,} events", **row)
+        print(
+            f"fit of the seismic DAPP to {data.events:,} events: {costs[-1]:.0f} processor s, "
+            f"{passed:.0f} s by the clock, load {os.getloadavg()[0]:.1f}",
+            flush=True,
+        )
+        for note in found.notes:
+            print(f"    {note}", flush=True)
+    if len(events) > 1:
+        power = exponent(events, costs)
+        record.row("fit of the seismic DAPP", "exponent of the cost", events=f"{power:.2f}")
+        print(f"cost grows as events^{power:.2f}")
 
 
 def catalogue(file: Path) -> tuple[Dataset, ...]:
@@ -94,15 +134,15 @@ def run(
     seconds = time.perf_counter() - began
     for note in found.notes:
         print(f"{name}: {note}", flush=True)
-    etas = deepcopy(model)
-    etas.correct(**model.stages["etas"])
+    start = deepcopy(model)
+    start.correct(**model.stages["etas"])
     last = None
     for stage, value in model.stage_values.items():
         rise = 0.0 if last is None else value - last
         last = value
         record.row(f"{name}, dev", stage, **{"log-likelihood": value, "gain": rise})
         print(f"{name}, dev: {stage:28s} {value:.4f} ({rise:+.4f})", flush=True)
-    for label, one in (("ETAS", etas), ("seismic DAPP", model)):
+    for label, one in (("ETAS", start), ("seismic DAPP", model)):
         result = score(one, scored)["window"]
         spatial = (result.spatial or 0.0) / result.events
         figures = {
@@ -113,7 +153,7 @@ def run(
         record.row(f"{name}, {split}", label, **figures)
         said = ", ".join(f"{key} {value:.4f}" for key, value in figures.items())
         print(f"{name}, {split}: {label}: {said}", flush=True)
-    gain = difference(model, etas, scored)
+    gain = difference(model, start, scored)
     print(
         f"{name}, {split}: seismic DAPP less ETAS {gain.mean:+.4f} nats per event "
         f"({gain.low:+.4f} to {gain.high:+.4f}); fitted in {seconds:.0f} s. "

@@ -32,7 +32,7 @@ from fourpoint.models.etas_fit import (
     put_parameters,
 )
 from fourpoint.ops import omori, regions
-from fourpoint.ops.triggering import Planned, sums_with_derivatives
+from fourpoint.ops.triggering import SHARE, Planned, Queries, Sources, sums_with_derivatives
 
 SQUARE = MarkSpace(box=Box(("x", "y"), (0.0, 0.0), (60.0, 40.0)))
 TRUTH = dict(
@@ -282,10 +282,65 @@ def test_sums_over_groups_have_exact_derivatives_where_gamma_is_zero() -> None:
     log = Log(m, data.batch())
     theta = m.strengths().theta().detach()
     full, by_full = sums_with_derivatives(log.sources, log.queries, theta)
-    plan = Planned(log.sources, log.queries, theta, log.floor(m))
+    plan = Planned(log.sources, log.queries, theta, log.floor(m), share=0.0)
     some, by_some = sums_with_derivatives(log.sources, log.queries, theta, plan)
     torch.testing.assert_close(some, full, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(by_some[:, 4], by_full[:, 4], rtol=1e-2, atol=1e-4)
+
+
+@pytest.fixture(scope="module")
+def long_log() -> tuple[Log, ETAS]:
+    m = model(baseline=8.0)
+    return Log(m, sample_paths(m, 0.0, 700.0, 1, 7).data.batch()), m
+
+
+def last_of(log: Log, events: int, count: int) -> tuple[Sources, Queries]:
+    """The first ``events`` of a log, and ``count`` queries at the last quarter of them."""
+    sources = log.sources
+    assert sources.places is not None
+    some = Sources(*(part[:events] for part in sources))
+    rows = torch.linspace(0.75 * events, events - 1, count).long()
+    return some, Queries(sources.times[rows], sources.places[rows], rows)
+
+
+def test_terms_per_event_grow_with_the_logarithm(long_log: tuple[Log, ETAS]) -> None:
+    """A past of n events has log2(n / 32) blocks, each with a bounded number of terms."""
+    log, m = long_log
+    theta = m.strengths().theta().detach()
+    most = len(log.sources.times)
+    assert most > 9_000
+    terms, blocks = [], []
+    for events in (most // 16, most // 4, most):
+        sources, queries = last_of(log, events, 200)
+        floor = log.floor(m)[queries.seen]
+        terms.append(Planned(sources, queries, theta, floor).entries)
+        blocks.append(math.log2(events / 32))
+    for k in range(2):
+        assert terms[k + 1] / terms[k] < 1.15 * blocks[k + 1] / blocks[k]
+    assert terms[2] < 0.02 * most
+
+
+def test_draws_from_groups_have_no_bias(long_log: tuple[Log, ETAS]) -> None:
+    log, m = long_log
+    theta = m.strengths().theta().detach()
+    sources, queries = last_of(log, len(log.sources.times), 1000)
+    floor = log.floor(m)[queries.seen]
+    exact, by_exact = sums_with_derivatives(sources, queries, theta)
+    plan = Planned(sources, queries, theta, floor)
+    found, by_found = sums_with_derivatives(sources, queries, theta, plan)
+    change = ((found + floor) / (exact + floor)).log()
+    assert 1e-5 < float(change.std()) < 3e-3 and float(change.abs().max()) < SHARE
+    assert abs(float(change.mean())) < 4 * float(change.std()) / math.sqrt(1000)
+    # The scores decide how far estimates are from those with full sums: here, in units of their
+    # standard errors.
+    used = [0, 1, 3, 4, 5, 6]
+    scores = (by_exact / (exact + floor)[:, None])[:, used]
+    off = (by_found / (found + floor)[:, None])[:, used] - scores
+    information = scores.T @ scores
+    shift = (
+        torch.linalg.solve(information, off.sum(0)) / torch.linalg.inv(information).diag().sqrt()
+    )
+    assert float(shift.abs().max()) < 0.05
 
 
 def test_a_fit_ends_in_time_and_reports_progress() -> None:

@@ -16,7 +16,7 @@ from fourpoint.kernels import conditions, numba_seismic
 from fourpoint.models import ETAS, SeismicDAPP
 from fourpoint.models.etas import ETASHistory
 from fourpoint.models.etas_fit import Log
-from fourpoint.models.spatial import seismic_fit
+from fourpoint.models.spatial import seismic_fit, seismic_groups
 from fourpoint.models.spatial.seismic_dapp import SeismicHistory
 from fourpoint.storage.checkpoints import restore, save
 from fourpoint.training.fitting import fit
@@ -317,14 +317,20 @@ def test_groups_of_events_agree_with_sums_over_pairs(monkeypatch: pytest.MonkeyP
     batch = data.batch([0])
     position = torch.arange(data.events)[None]
     found = []
-    for work in (2**62, 0):  # pairs from which there are groups
+    # Pairs from which there are groups, and the share of groups of which one event is drawn.
+    for work, share in ((2**62, 0.0), (0, 0.0), (0, seismic_groups.SHARE)):
         monkeypatch.setattr(conditions, "TREE_WORK", work)
+        monkeypatch.setattr(seismic_groups, "SHARE", share)
         history = model.encode(batch)
         assert isinstance(history, SeismicHistory)
         integrals = model.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:])
         rates = model.log_intensity(history, batch.times[..., None], position)
         found.append((history, integrals[0, :, 0], rates[0, :, 0, 0]))
-    (full, exact, whole), (groups, integrals, rates) = found
+    (full, exact, whole), (groups, integrals, rates), (drawn, *_) = found
+    noise = (drawn.rates / full.rates).log()
+    assert float(noise.abs().mean()) < 2e-3 and float(noise.abs().max()) < 0.02
+    assert abs(float(noise.mean())) < 4 * float(noise.std()) / math.sqrt(data.events)
+    assert float((drawn.given - full.given).abs().max()) < 0.02
     change = (groups.rates / full.rates).log()
     assert 0 < float(change.abs().mean()) < 1e-4 and float(change.abs().max()) < 0.01
     assert float((full.owner == groups.owner).double().mean()) > 0.999
@@ -339,6 +345,7 @@ def test_columns_and_pairs_by_groups_agree_with_all_pairs(monkeypatch: pytest.Mo
     model = corrected(data)
     model.correct(kernel_weight=torch.tensor(0.0))
     model.sources = model.sources[:0]
+    monkeypatch.setattr(seismic_groups, "SHARE", 0.0)
     found = []
     for work in (2**62, 0):
         monkeypatch.setattr(conditions, "TREE_WORK", work)

@@ -8,6 +8,9 @@ them trigger far away. That mean, and the v_j in it, are found again when the gr
 is older by a share of :data:`STALE` of its age. Events of a group that have a sizeable share of the
 rate are found by going down the tree.
 
+**The background.** Every event after training adds its kernel to the later events within its reach
+(:class:`Later`), which a grid finds; the reach is that of `numba_seismic.background_at`.
+
 **Running sums.** Rates and integrals over the region are sums of exponentials, whose coefficients
 
     S_k = sum_j f_j ground_jk exp(-(t - t_j) / tau_k)
@@ -29,6 +32,7 @@ from functools import cache
 from typing import NamedTuple, no_type_check
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fourpoint.kernels import installed, numba_seismic, report_missing
 from fourpoint.kernels.compiling import machine_code
@@ -36,7 +40,6 @@ from fourpoint.kernels.numba_seismic import (
     FLOOR,
     INTEGRAL,
     NEGLIGIBLE,
-    background_at,
     expected,
     fading,
     kernel_value,
@@ -46,6 +49,58 @@ STALE = 0.05  # share of the age after which means of v_j are found again
 AGEING = 1.1  # growth of an event's age during which v_j is replaced by its mean
 YOUNGEST = 0.1  # first such age, in units of the shortest time scale
 DEEPEST = 200  # groups waiting to be looked at
+MOST_CELLS = 512  # of the background's grid, on each axis
+
+Array = NDArray[np.float64]
+Index = NDArray[np.int64]
+
+
+class Later(NamedTuple):
+    """The background's kernels of events after training, at the events that come later: their sum,
+    how many of them it has, and their weight. ``order`` lists events by cells of a grid, each of
+    which is a slice of it.
+    """
+
+    density: Array  # (N,)
+    added: Index  # (1,)
+    weight: Array  # (1,)
+    order: Index
+    offsets: Index
+    corner: Array  # (2,) of the grid
+    cell: float
+    across: int
+    up: int
+
+
+def later(places: Array, fresh: int, variance: Array) -> Later:
+    """Sums without kernels for events at ``places``, of which those from number ``fresh`` on have
+    kernels of this ``variance``.
+    """
+    n = len(places)
+    corner = places[fresh:].min(0, initial=np.inf)
+    extent = places[fresh:].max(0, initial=-np.inf) - corner
+    count = n - fresh
+    if not count:
+        corner, extent = np.zeros(2), np.zeros(2)
+    cell = max(float(extent.max()) / MOST_CELLS, 1e-300)
+    if count:
+        cell = max(cell, float(np.sqrt(np.median(variance[fresh:, 0]))))
+    index = ((places[fresh:] - corner) // cell).astype(np.int64)
+    across, up = index.max(0, initial=0) + 1
+    key = index[:, 0] * up + index[:, 1]
+    order = np.argsort(key, kind="stable")
+    offsets = np.searchsorted(key[order], np.arange(across * up + 1))
+    return Later(
+        density=np.zeros(n),
+        added=np.array([fresh]),
+        weight=np.zeros(1),
+        order=order + fresh,
+        offsets=offsets,
+        corner=corner,
+        cell=cell,
+        across=int(across),
+        up=int(up),
+    )
 
 
 class Loops(NamedTuple):
@@ -65,8 +120,8 @@ def load() -> Loops:
     if not installed("numba"):
         report_missing("numba")
         return plain()
-    terms = (fading, kernel_value, expected, background_at)
-    helpers = (*terms, _pair, _factor, _mean_factor, _enter, _mean_over, _advance)
+    terms = (fading, kernel_value, expected)
+    helpers = (*terms, _pair, _factor, _mean_factor, _enter, _scatter, _mean_over, _advance)
     entries = (group_features, group_sweep, group_pairs, running)
     code = machine_code((numba_seismic, sys.modules[__name__]), entries, helpers)
     return Loops(**code)
@@ -202,6 +257,35 @@ def _enter(i, j, weight, owner, share):
 
 
 @no_type_check
+def _scatter(j, places, variance, origin, later):
+    """Add the background's kernel of event j to the later events within its reach."""
+    later.weight[0] += origin[j]
+    wide = variance[j, 0]
+    reach = math.sqrt(2.0 * NEGLIGIBLE * wide)
+    x = places[j, 0] - later.corner[0]
+    y = places[j, 1] - later.corner[1]
+    first = max(int((x - reach) // later.cell), 0)
+    last = min(int((x + reach) // later.cell), later.across - 1)
+    bottom = max(int((y - reach) // later.cell), 0)
+    top = min(int((y + reach) // later.cell), later.up - 1)
+    if bottom > top:
+        return
+    peak = origin[j] / (2 * math.pi * wide * variance[j, 1])
+    for column in range(first, last + 1):
+        begin = later.offsets[column * later.up + bottom]
+        end = later.offsets[column * later.up + top + 1]
+        for place in range(begin, end):
+            i = later.order[place]
+            if i <= j:
+                continue
+            dx = places[i, 0] - places[j, 0]
+            dy = places[i, 1] - places[j, 1]
+            power = 0.5 * (dx * dx + dy * dy) / wide
+            if power < NEGLIGIBLE:
+                later.density[i] += peak * math.exp(-power)
+
+
+@no_type_check
 def group_sweep(
     begin,
     end,
@@ -229,7 +313,7 @@ def group_sweep(
     inside,
     ground,
     static,
-    fresh,
+    later,
     variance,
     base,
     shape,
@@ -263,17 +347,13 @@ def group_sweep(
         now = times[i]
         low = offsets[i - begin]
         count = offsets[i - begin + 1] - low
-        background = background_at(
-            places[i, 0],
-            places[i, 1],
-            i,
-            static[i],
-            places,
-            min(fresh, i),
-            variance,
-            origin,
-            base,
-        )
+        while later.added[0] < i:
+            _scatter(later.added[0], places, variance, origin, later)
+            later.added[0] += 1
+        weight = base[2] + later.weight[0]
+        background = base[0]
+        if weight > 0:
+            background += base[1] * (base[2] * static[i] + later.density[i]) / weight
         total = background
         for n in range(count):
             j = entries[low + n]

@@ -69,14 +69,20 @@ class Strengths(NamedTuple):
 
     def theta(self) -> Float[Tensor, " T"]:
         """As `ops.triggering` takes them."""
-        omega = torch.zeros_like(self.c) if self.taper is None else 1 / self.taper
-        scalars = (self.c, self.p, omega, self.log_width, self.gamma, self.q)
-        return torch.cat([torch.stack(scalars), self.weight])
+        omega = torch.zeros_like(self.c)
+        if self.taper is not None:
+            omega = 1 / self.taper
+        scalars = torch.stack([self.c, self.p, omega, self.log_width, self.gamma, self.q])
+        return torch.cat([scalars, self.weight])
 
     def log_factor(self, spatial: bool) -> Float[Tensor, ""]:
         """What the sums of `ops.triggering` are multiplied by, as a logarithm."""
-        logs = self.productivity.log() + omori.log_normaliser(self.p, self.c, self.taper)
-        return logs + ((self.q - 1) / math.pi).log() if spatial else logs
+        in_time = omori.log_normaliser(self.p, self.c, self.taper)
+        logs = self.productivity.log() + in_time
+        if not spatial:
+            return logs
+        peak = (self.q - 1) / math.pi
+        return logs + peak.log()
 
 
 @dataclass(frozen=True)
@@ -238,14 +244,17 @@ class ETAS(PointProcess[ETASHistory]):
 
     def _add_magnitudes(self, b: float, alpha: float) -> None:
         """Magnitudes of the Gutenberg-Richter law, by its quantiles."""
+        smallest = float(self.mc)
         level = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        table = float(self.mc) - np.log1p(-level[:, None]) / (b * math.log(10))
-        mean, scale = float(table.mean()), float(table.std())
+        decay = b * math.log(10)
+        table = smallest - np.log1p(-level[:, None]) / decay
+        mean = float(table.mean())
+        scale = float(table.std())
         spec = EventFeaturesSpec((MAGNITUDES[0],), (mean,), (scale,), (QUANTILES,))
         self.event_features = EventFeatures(spec, table)
         with torch.no_grad():
             self.event_features.weight.fill_(alpha * scale)
-            self.log_productivity.add_(alpha * (mean - float(self.mc)))
+            self.log_productivity.add_(alpha * (mean - smallest))
 
     @property
     def linear(self) -> bool:
@@ -270,23 +279,29 @@ class ETAS(PointProcess[ETASHistory]):
         found = {"mu": float(s.background.sum()), "K": float(s.productivity)}
         features = self.event_features
         if features is not None:
-            at = self._magnitude_column(features.spec.names)
+            at = self.magnitude_column
             alpha = float(s.weight[at]) / features.spec.scale[at]
-            found["K"] *= math.exp(alpha * (float(self.mc) - features.spec.mean[at]))
+            below_mean = float(self.mc) - features.spec.mean[at]
+            found["K"] *= math.exp(alpha * below_mean)
             found["alpha"] = alpha
-        found |= {"c": float(s.c), "p": float(s.p)}
+        found["c"] = float(s.c)
+        found["p"] = float(s.p)
         if s.taper is not None:
             found["tau"] = float(s.taper)
         if self.box is not None:
-            found |= {"d": math.exp(float(s.log_width) / 2), "q": float(s.q)}
+            found["d"] = math.exp(float(s.log_width) / 2)
+            found["q"] = float(s.q)
             if features is not None:
                 found["gamma"] = float(s.gamma)
         return found
 
     def shown(self) -> dict[str, Any]:
         """The parameters as they are now."""
-        shape = {"background": self.background, "sources": len(self.sources)}
-        return {**self.estimates(), **(shape if self.box is not None else {})}
+        found: dict[str, Any] = dict(self.estimates())
+        if self.box is not None:
+            found["background"] = self.background
+            found["sources"] = len(self.sources)
+        return found
 
     @torch.no_grad()
     def branching_ratio(self) -> float:
@@ -340,10 +355,13 @@ class ETAS(PointProcess[ETASHistory]):
         """
         events = max(1, data.scored_events)
         time = float(data.exposed_times.sum())
+        gap = time / events
         gaps = data.gaps
-        gap = float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else time / events
+        if len(gaps) and gaps.mean() > 0:
+            gap = float(gaps.mean())
         with torch.no_grad():
-            self.log_background.fill_(math.log(max(events, 1) / max(time, 1e-300) / 2))
+            mean_rate = events / max(time, 1e-300)
+            self.log_background.fill_(math.log(mean_rate / 2))
             self.log_background.sub_(math.log(len(self.log_background)))
             factor = 1.0
             if self.event_features is not None:
@@ -361,12 +379,15 @@ class ETAS(PointProcess[ETASHistory]):
         from fourpoint.models.etas_fit import first_distance
 
         width = math.sqrt(self.area)
-        near = 0.0 if data.places is None else first_distance(np.array(data.places))
-        found = math.log(min(max(near, 1e-4 * width), width / 20))
+        near = 0.0
+        if data.places is not None:
+            near = first_distance(np.array(data.places))
+        near = max(near, 1e-4 * width)
+        found = math.log(min(near, width / 20))
         if self.event_features is None or self.gamma is None:
             return found
-        at = self._magnitude_column(self.event_features.spec.names)
-        above = self.event_features.spec.mean[at] - float(self.mc)
+        mean = self.event_features.spec.mean[self.magnitude_column]
+        above = mean - float(self.mc)
         return found - float(self.gamma.detach()) * above / 2
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
@@ -455,26 +476,29 @@ class ETAS(PointProcess[ETASHistory]):
         if self.box is not None:
             where = place_or_nothing(place, happened, 2)
             driven = driven * self._inside(where, delta, s)
-        at = torch.where(happened, time, h.times[row, h.lengths])
+        latest = h.times[row, h.lengths]
+        state = h.states[row, h.lengths]
+        at = torch.where(happened, time, latest)
         _, decays = omori.mixture(s.p, s.c, s.taper)
-        passed = (at - h.times[row, h.lengths])[:, None]
-        new = torch.exp(-decays * passed) * h.states[row, h.lengths] + driven[:, None]
+        passed = (at - latest)[:, None]
+        new = torch.exp(-decays * passed) * state + driven[:, None]
+        keep = happened[:, None]
         if self.box is None:
-            keep = happened[:, None]
-            last = h.times[row, h.lengths]
+            kept = torch.where(keep, new, state)
             return replace(
                 h,
-                times=torch.where(keep, at[:, None], last[:, None]),
+                times=torch.where(keep, at[:, None], latest[:, None]),
                 lengths=torch.zeros_like(h.lengths),
-                states=torch.where(keep, new, h.states[row, h.lengths])[:, None],
+                states=kept[:, None],
                 when=h.when[:, :0],
                 features=h.features[:, :0],
                 delta=h.delta[:, :0],
             )
         if int((h.lengths + happened).max()) > h.when.shape[1]:
             h = _wider(h)
-        slot = (torch.arange(h.when.shape[1]) == h.lengths[:, None]) & happened[:, None]
-        after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
+        length = h.lengths[:, None]
+        slot = (torch.arange(h.when.shape[1]) == length) & keep
+        after = (torch.arange(h.times.shape[1]) > length) & keep
         assert h.places is not None and where is not None  # the model has a box
         return replace(
             h,
@@ -498,8 +522,10 @@ class ETAS(PointProcess[ETASHistory]):
         anchor, states = _at(history, seen)
         weights, decays = omori.mixture(s.p, s.c, s.taper)
         lag = (times - anchor[..., None])[..., None]
-        triggered = (torch.exp(-decays * lag) * states[:, :, None]) @ weights
-        return (s.background.sum() + s.productivity * triggered).log()[..., None]
+        faded = torch.exp(-decays * lag) * states[:, :, None]
+        triggered = faded @ weights
+        rate = s.background.sum() + s.productivity * triggered
+        return rate.log()[..., None]
 
     def log_intensity_at(
         self,
@@ -570,10 +596,14 @@ class ETAS(PointProcess[ETASHistory]):
         s = self.strengths()
         anchor, states = _at(history, seen)
         weights, decays = omori.mixture(s.p, s.c, s.taper)
-        began = torch.exp(-decays * (a - anchor)[..., None])
-        passed = -torch.expm1(-decays * (b - a)[..., None])
+        duration = b - a
+        lag = a - anchor
+        began = torch.exp(-decays * lag[..., None])
+        passed = -torch.expm1(-decays * duration[..., None])
         triggered = (began * passed * states) @ (weights / decays)
-        return (s.background.sum() * (b - a) + s.productivity * triggered)[..., None]
+        background = s.background.sum() * duration
+        total = background + s.productivity * triggered
+        return total[..., None]
 
     @torch.no_grad()
     def shortest_time(self, history: ETASHistory) -> Float[Tensor, " B"]:
@@ -723,21 +753,29 @@ class ETAS(PointProcess[ETASHistory]):
         factor = self._factors(self.standardised(batch), s)[0]
         low = omori.cumulative((start - when).clamp(min=0), s.p, s.c, s.taper)
         high = omori.cumulative((stop - when).clamp(min=0), s.p, s.c, s.taper)
-        mean = torch.where(batch.valid[0], s.productivity * factor * (high - low), 0.0)
+        in_window = high - low
+        mean = torch.where(batch.valid[0], s.productivity * factor * in_window, 0.0)
         each = mean.cumsum(0)
-        total = each[-1:] if len(each) else torch.zeros(1, dtype=torch.float64)
+        total = torch.zeros(1, dtype=torch.float64)
+        if len(each):
+            total = each[-1:]
         size = int(torch.poisson(count * total, generator=random))
-        parent = torch.searchsorted(each, _uniform(size, random) * total).clamp(max=len(each) - 1)
-        share = low[parent] + (high - low)[parent] * _uniform(size, random)
-        times = (when[parent] + omori.inverse(share, s.p, s.c, s.taper)).clamp(start, stop)
+        level = _uniform(size, random) * total
+        parent = torch.searchsorted(each, level).clamp(max=len(each) - 1)
+        share = low[parent] + in_window[parent] * _uniform(size, random)
+        lag = omori.inverse(share, s.p, s.c, s.taper)
+        times = (when[parent] + lag).clamp(start, stop)
         where = places[parent] + self._scatter(delta[parent], s, random)
         row = torch.randint(count, (size,), generator=random)
         inside = regions.inside(where, self.corners)
         triggered = self._with_features(row[inside], times[inside], where[inside], s, random)
-        own = int(torch.poisson(count * (stop - start) * s.background.sum(), generator=random))
-        born = start + (stop - start) * _uniform(own, random)
+        duration = stop - start
+        due = count * duration * s.background.sum()
+        own = int(torch.poisson(due, generator=random))
+        born = start + duration * _uniform(own, random)
         rows = torch.randint(count, (own,), generator=random)
-        fresh = self._with_features(rows, born, self.draw_background(own, random), s, random)
+        born_at = self.draw_background(own, random)
+        fresh = self._with_features(rows, born, born_at, s, random)
         newest = _Parents.joined(fresh, triggered)
         begins = torch.full((count,), start, dtype=torch.float64)
         ends = torch.full((count,), stop, dtype=torch.float64)
@@ -768,15 +806,18 @@ class ETAS(PointProcess[ETASHistory]):
         low = omori.cumulative(begin - parents.time, s.p, s.c, s.taper)
         high = omori.cumulative((stop[parents.row] - parents.time).clamp(min=0), s.p, s.c, s.taper)
         mean = s.productivity * parents.factor * (high - low).clamp(min=0)
-        index = torch.arange(len(begin)).repeat_interleave(
-            torch.poisson(mean, generator=random).long()
-        )
-        share = low[index] + (high - low)[index] * _uniform(len(index), random)
-        times = parents.time[index] + omori.inverse(share, s.p, s.c, s.taper)
-        places = parents.place[index] + self._scatter(parents.delta[index], s, random)
+        counts = torch.poisson(mean, generator=random).long()
+        index = torch.arange(len(begin)).repeat_interleave(counts)
+        level = _uniform(len(index), random)
+        share = low[index] + (high - low)[index] * level
+        lag = omori.inverse(share, s.p, s.c, s.taper)
+        times = parents.time[index] + lag
+        away = self._scatter(parents.delta[index], s, random)
+        places = parents.place[index] + away
         row = parents.row[index]
-        inside = regions.inside(places, self.corners) & (times >= start[row]) & (times < stop[row])
-        return self._with_features(row[inside], times[inside], places[inside], s, random)
+        in_window = (times >= start[row]) & (times < stop[row])
+        kept = regions.inside(places, self.corners) & in_window
+        return self._with_features(row[kept], times[kept], places[kept], s, random)
 
     def _with_features(
         self, row: Tensor, time: Tensor, place: Tensor, s: Strengths, random: torch.Generator
@@ -794,11 +835,14 @@ class ETAS(PointProcess[ETASHistory]):
         self, delta: Float[Tensor, " E"], s: Strengths, random: torch.Generator
     ) -> Float[Tensor, "E 2"]:
         """How far offspring fall from parents of these magnitudes, in km."""
-        share = torch.log1p(-_uniform(len(delta), random))
+        count = len(delta)
+        share = torch.log1p(-_uniform(count, random))
         width = torch.exp(s.log_width + s.gamma * delta)
-        distance = (width * torch.expm1(-share / (s.q - 1))).sqrt()
-        angle = 2 * math.pi * _uniform(len(delta), random)
-        return distance[:, None] * torch.stack([angle.cos(), angle.sin()], 1)
+        square = width * torch.expm1(-share / (s.q - 1))
+        distance = square.sqrt()
+        angle = 2 * math.pi * _uniform(count, random)
+        direction = torch.stack([angle.cos(), angle.sin()], 1)
+        return distance[:, None] * direction
 
     # ------------------------------------------------------------------ maps
 
@@ -880,11 +924,9 @@ class ETAS(PointProcess[ETASHistory]):
     @property
     def magnitude_column(self) -> int:
         """Which of the event features is the magnitude."""
-        return (
-            0
-            if self.event_features is None
-            else self._magnitude_column(self.event_features.spec.names)
-        )
+        if self.event_features is None:
+            return 0
+        return self._magnitude_column(self.event_features.spec.names)
 
     def _magnitude_column(self, names: tuple[str, ...]) -> int:
         return next((names.index(name) for name in MAGNITUDES if name in names), 0)
@@ -938,7 +980,8 @@ class ETAS(PointProcess[ETASHistory]):
     ) -> Float[Tensor, "*S"]:
         """The share of each event's offspring that falls into the region."""
         width = torch.exp(s.log_width + s.gamma * delta)
-        flat = regions.mass(places.reshape(-1, 2), width.reshape(-1), self.corners, s.q)
+        flat_places = places.reshape(-1, 2)
+        flat = regions.mass(flat_places, width.reshape(-1), self.corners, s.q)
         return flat.reshape(delta.shape)
 
     def _background_density(
@@ -957,7 +1000,9 @@ class ETAS(PointProcess[ETASHistory]):
 
     def kernel_density(self, places: Float[Tensor, "N 2"]) -> Float[Tensor, " N"]:
         """The density of the background's kernels, which integrates to 1 over the region."""
-        centres, variances, weights = self.sources[:, :2], self.sources[:, 2], self.sources[:, 3]
+        centres = self.sources[:, :2]
+        variances = self.sources[:, 2]
+        weights = self.sources[:, 3]
         inside = regions.mass(centres, variances, self.corners)
         return smoothed(places, centres, variances, weights / inside)
 

@@ -104,14 +104,20 @@ def maximise(model: ETAS, data: Dataset) -> list[str]:
     with fit_limits.current().part(last, 1.0):
         found = climb(model, logs, bounds, LAST_STEPS, CONVERGED)
     model.errors = standard_errors(model, found, bounds)
-    values = model.estimates()
-    said = ", ".join(
-        f"{name} {value:.4g}" + (f" ({model.errors[name]:.2g})" if name in model.errors else "")
-        for name, value in values.items()
-    )
-    notes = [f"{said} (standard errors in brackets)", *notes, f"maximum likelihood: {found}"]
+    estimates = []
+    for name, value in model.estimates().items():
+        said = f"{name} {value:.4g}"
+        if name in model.errors:
+            said += f" ({model.errors[name]:.2g})"
+        estimates.append(said)
+    notes = [
+        f"{', '.join(estimates)} (standard errors in brackets)",
+        *notes,
+        f"maximum likelihood: {found}",
+    ]
     notes += bounds.said(model)
-    notes += [line for log in logs for line in log.said(model)]
+    for log in logs:
+        notes += log.said(model)
     ratio = model.branching_ratio()
     notes.append(f"branching ratio {ratio:.3g}")
     if ratio >= 1:
@@ -203,34 +209,43 @@ class Log:
 
     def log_rates(self, model: ETAS, s: Strengths) -> tuple[Tensor, Tensor]:
         """log lambda at the events used (J,) and its derivatives (J, P) in the free parameters."""
-        level = s.log_factor(self.sources.places is not None)
+        spatial = self.sources.places is not None
+        level = s.log_factor(spatial)
         theta = s.theta()
         sums, by_theta = sums_with_derivatives(self.sources, self.queries, theta, self.plan)
         columns = self.background(model)
         factor = level.detach().exp()
         triggered = factor * sums
-        rate = columns @ s.background.detach() + triggered
+        background = columns @ s.background.detach()
+        rate = background + triggered
         # lambda depends on the parameters by the rates of the background, `level` and `theta`.
         outer = torch.cat([columns, triggered[:, None], factor * by_theta], 1)
         inner = torch.cat([s.background, level[None], theta])
         free = free_parameters(model)
-        jacobian = torch.stack([_flat_gradient(one, free) for one in inner])
-        return rate.log(), (outer @ jacobian) / rate[:, None]
+        gradients = [_flat_gradient(one, free) for one in inner]
+        by_parameter = outer @ torch.stack(gradients)
+        return rate.log(), by_parameter / rate[:, None]
 
     def integral(self, model: ETAS, s: Strengths) -> Tensor:
         """The expected number of scored events, with gradient."""
-        share = torch.zeros_like(self.sources.times)
+        times, places, delta, features = self.sources
+        share = torch.zeros_like(times)
         time = 0.0
         for a, b, exposure in self.pieces:
-            late = omori.cumulative((b - self.sources.times).clamp(min=0), s.p, s.c, s.taper)
-            soon = omori.cumulative((a - self.sources.times).clamp(min=0), s.p, s.c, s.taper)
+            until_end = (b - times).clamp(min=0)
+            until_begin = (a - times).clamp(min=0)
+            late = omori.cumulative(until_end, s.p, s.c, s.taper)
+            soon = omori.cumulative(until_begin, s.p, s.c, s.taper)
             share = share + exposure * (late - soon)
             time += exposure * (b - a)
-        factor = (self.sources.features @ s.weight).exp()
-        if self.sources.places is not None:
-            width = torch.exp(s.log_width + s.gamma * self.sources.delta)
-            factor = factor * regions.mass(self.sources.places, width, model.corners, s.q)
-        return s.background.sum() * time + s.productivity * (factor * share).sum()
+        factor = (features @ s.weight).exp()
+        if places is not None:
+            width = torch.exp(s.log_width + s.gamma * delta)
+            inside = regions.mass(places, width, model.corners, s.q)
+            factor = factor * inside
+        background = s.background.sum() * time
+        triggered = (factor * share).sum()
+        return background + s.productivity * triggered
 
 
 class Value(NamedTuple):
@@ -272,10 +287,16 @@ def free_parameters(model: ETAS) -> list[nn.Parameter]:
 def _flat_gradient(value: Tensor, free: list[nn.Parameter]) -> Float[Tensor, " P"]:
     """The gradient of ``value`` in the parameters, in one row."""
     if not value.requires_grad:
-        return torch.zeros(sum(p.numel() for p in free), dtype=torch.float64)
-    parts = torch.autograd.grad(value, free, retain_graph=True, allow_unused=True)
-    flat = [torch.zeros_like(p) if g is None else g for p, g in zip(free, parts, strict=True)]
-    return torch.cat([g.flatten() for g in flat])
+        size = sum(p.numel() for p in free)
+        return torch.zeros(size, dtype=torch.float64)
+    parts = torch.autograd.grad(
+        value,
+        free,
+        retain_graph=True,
+        allow_unused=True,
+        materialize_grads=True,
+    )
+    return torch.cat([part.flatten() for part in parts])
 
 
 def flat_parameters(model: ETAS) -> Tensor:
@@ -310,7 +331,10 @@ class Bounds:
     def at(self, point: Tensor) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
         """Which parameters are at their lower bound, and which at the upper one."""
         x = point.numpy()
-        return x <= self.low + 1e-6 * self.unit, x >= self.high - 1e-6 * self.unit
+        margin = 1e-6 * self.unit
+        below = x <= self.low + margin
+        above = x >= self.high - margin
+        return below, above
 
     def said(self, model: ETAS) -> list[str]:
         """A warning for each parameter at a bound."""
@@ -356,29 +380,35 @@ def bounds_of(model: ETAS, data: Dataset) -> Bounds:
         deviation = model.event_features.spec.scale[model.magnitude_column]
     background = math.log(events / time)
     latest = max(min(1e3 * gap, longest / 10), 1e-5 * gap)
-    p = (math.log(1e-3), math.log(3.0), 1.0)
-    if model.log_taper is not None:
-        p = (math.log(0.4), math.log(4.0), 0.3)
     limits = {
         "log_background": (background - 16.0, background + 2.0, 1.0),
-        "log_productivity": (math.log(1e-6), math.log(50.0), 1.0),
-        "log_c": (math.log(1e-6 * gap), math.log(latest), 1.0),
-        "log_p": p,
-        "log_taper": (math.log(min(gap, longest)), math.log(10 * longest), 1.0),
-        "log_q": (math.log(0.02), math.log(9.0), 1.0),
+        "log_productivity": _logs(1e-6, 50.0),
+        "log_c": _logs(1e-6 * gap, latest),
+        "log_p": _logs(1e-3, 3.0),
+        "log_taper": _logs(min(gap, longest), 10 * longest),
+        "log_q": _logs(0.02, 9.0),
         "gamma": (0.0, 2.5 / deviation, 0.5 / deviation),
     }
+    if model.log_taper is not None:
+        limits["log_p"] = _logs(0.4, 4.0, unit=0.3)
     if model.box is not None and data.places is not None:
         width = math.sqrt(model.area)
         finest = max(1e-5 * width, place_resolution(data.places) / 2)
-        limits["log_distance"] = (math.log(min(finest, width / 4)), math.log(width / 2), 1.0)
-    names, rows = [], []
+        limits["log_distance"] = _logs(min(finest, width / 4), width / 2)
+    names = []
+    rows = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
+            own = limits.get(name, (-3.0, 3.0, 0.5))
             names += [name] * parameter.numel()
-            rows += [limits.get(name, (-3.0, 3.0, 0.5))] * parameter.numel()
+            rows += [own] * parameter.numel()
     low, high, unit = np.array(rows).T
     return Bounds(names, low, high, unit)
+
+
+def _logs(low: float, high: float, unit: float = 1.0) -> tuple[float, float, float]:
+    """Bounds of the logarithm of a parameter, and the unit of a step in it."""
+    return math.log(low), math.log(high), unit
 
 
 def place_resolution(places: NDArray[np.float64]) -> float:
@@ -401,12 +431,16 @@ def first_distance(places: NDArray[np.float64]) -> float:
     """The median distance of an event to the nearest of the :data:`RECENT` events before it, from
     which a fit begins; 0 for fewer than two events.
     """
-    near = np.full(len(places), np.inf)
-    for lag in range(1, min(RECENT, len(places) - 1) + 1):
-        away = np.hypot(*(places[lag:] - places[:-lag]).T)
+    count = len(places)
+    near = np.full(count, np.inf)
+    for lag in range(1, min(RECENT, count - 1) + 1):
+        x, y = (places[lag:] - places[:-lag]).T
+        away = np.hypot(x, y)
         near[lag:] = np.minimum(near[lag:], away)
     known = near[np.isfinite(near)]
-    return float(np.median(known)) if len(known) else 0.0
+    if not len(known):
+        return 0.0
+    return float(np.median(known))
 
 
 # -------------------------------------------------------------------- the search
@@ -438,14 +472,18 @@ def climb(model: ETAS, logs: list[Log], bounds: Bounds, steps: int, enough: floa
     x = bounds.inside(flat_parameters(model)).numpy()
     put_parameters(model, torch.from_numpy(x))
     here = _planned_value(model, logs)
-    anchor, centre = here, x  # where groups of events were chosen
+    anchor = here  # where groups of events were chosen
+    centre = x
     matrix = here.information
-    damping, radius = 1e-3, FURTHEST
+    damping = 1e-3
+    radius = FURTHEST
     left = math.inf
     taken = 0
     in_time = True
+    grouped = any(log.plan is not None for log in logs)
     for taken in range(steps):
-        left = _gain(here.gradient, matrix, _move(here.gradient, matrix, 0.0, x, bounds, math.inf))
+        newton = _move(here.gradient, matrix, 0.0, x, bounds, math.inf)
+        left = _gain(here.gradient, matrix, newton)
         limits.report(f"{here.value / events:.4f} nats/event", taken / steps)
         in_time = limits.left > 0
         if left < enough or radius < 1e-5 or not in_time:
@@ -457,26 +495,34 @@ def climb(model: ETAS, logs: list[Log], bounds: Bounds, steps: int, enough: floa
         there = evaluated(model, logs)
         gain = there.value - here.value
         if not math.isfinite(there.value) or gain < 1e-3 * expected:
-            damping, radius, matrix = max(10 * damping, 1e-2), length / 3, here.information
+            damping = max(10 * damping, 1e-2)
+            radius = length / 3
+            matrix = here.information
             put_parameters(model, torch.from_numpy(x))
             continue
         if gain > 0.5 * expected:
-            damping, radius = damping / 10, min(FURTHEST, max(radius, 2 * length))
+            damping = damping / 10
+            radius = min(FURTHEST, max(radius, 2 * length))
         matrix = _updated(matrix, move, here.gradient - there.gradient)
         if length > CURVED:
             matrix = there.information
-        x, here = x + move, there
+        x = x + move
+        here = there
         away = float(np.abs((x - centre) / bounds.unit).max())
-        if away > MOVED and any(log.plan is not None for log in logs):
+        if away > MOVED and grouped:
             plans = [log.plan for log in logs]
             here = _planned_value(model, logs)
             if here.value < anchor.value:
-                x, here, matrix, radius = centre, anchor, anchor.information, away / 4
+                x = centre
+                here = anchor
+                matrix = anchor.information
+                radius = away / 4
                 for log, plan in zip(logs, plans, strict=True):
                     log.plan = plan
                 put_parameters(model, torch.from_numpy(x))
                 continue
-            anchor, centre = here, x
+            anchor = here
+            centre = x
     return Found(here, taken, left, in_time)
 
 
@@ -495,13 +541,16 @@ def _move(
     unit = bounds.unit
     scaled = matrix * unit * unit[:, None]
     diagonal = np.diag(scaled)
-    ridge = damping * diagonal + 1e-9 * max(float(diagonal.max()), 1e-300)
-    root = np.linalg.cholesky(scaled + np.diag(ridge)).T
-    goal = np.linalg.solve(root.T, gradient * unit)
+    largest = max(float(diagonal.max()), 1e-300)
+    ridge = damping * diagonal + 1e-9 * largest
+    lower = np.linalg.cholesky(scaled + np.diag(ridge))
+    goal = np.linalg.solve(lower, gradient * unit)
     low = np.maximum((bounds.low - x) / unit, -radius)
     high = np.minimum((bounds.high - x) / unit, radius)
-    found = lsq_linear(root, goal, (low - 1e-15, high + 1e-15), method="bvls")
-    return np.asarray(np.clip(found.x, low, high) * unit)
+    room = (low - 1e-15, high + 1e-15)
+    found = lsq_linear(lower.T, goal, room, method="bvls")
+    move = np.clip(found.x, low, high) * unit
+    return np.asarray(move)
 
 
 def _gain(gradient: Array, matrix: Array, move: Array) -> float:
@@ -535,22 +584,27 @@ def standard_errors(model: ETAS, found: Found, bounds: Bounds) -> dict[str, floa
     for k in range(len(centre)):
         step = torch.zeros_like(centre)
         step[k] = DIFFERENCE
-        ends = []
-        for sign in (1.0, -1.0):
-            put_parameters(model, centre + sign * step)
-            ends.append(np.array(list(model.estimates().values())))
-        jacobian[:, k] = (ends[0] - ends[1]) / (2 * DIFFERENCE)
+        above = _estimates_at(model, centre + step)
+        below = _estimates_at(model, centre - step)
+        jacobian[:, k] = (above - below) / (2 * DIFFERENCE)
     put_parameters(model, centre)
-    below, above = bounds.at(centre)
+    at_low, at_high = bounds.at(centre)
     information = found.here.information
-    used = (np.diag(information) > 0) & ~below & ~above
+    used = (np.diag(information) > 0) & ~at_low & ~at_high
     inverse = np.linalg.pinv(information[used][:, used], hermitian=True)
-    variances = ((jacobian[:, used] @ inverse) * jacobian[:, used]).sum(1)
-    return {
-        name: math.sqrt(variance)
-        for name, variance in zip(names, variances.tolist(), strict=True)
-        if variance > 0
-    }
+    slopes = jacobian[:, used]
+    variances = ((slopes @ inverse) * slopes).sum(1)
+    errors = {}
+    for name, variance in zip(names, variances.tolist(), strict=True):
+        if variance > 0:
+            errors[name] = math.sqrt(variance)
+    return errors
+
+
+def _estimates_at(model: ETAS, point: Tensor) -> Array:
+    """The estimates with these free parameters, which stay in the model."""
+    put_parameters(model, point)
+    return np.array(list(model.estimates().values()))
 
 
 def _check(model: ETAS, data: Dataset) -> None:
@@ -579,11 +633,8 @@ def scored_pieces(batch: Batch) -> list[tuple[float, float, float]]:
     edges = sorted({low, *inside, high})
     begins = torch.tensor([edges[:-1]], dtype=torch.float64)
     values = exposure.at(begins)[0, :, 0].tolist()
-    return [
-        (a, b, value)
-        for a, b, value in zip(edges[:-1], edges[1:], values, strict=True)
-        if value > 0
-    ]
+    pieces = zip(edges[:-1], edges[1:], values, strict=True)
+    return [piece for piece in pieces if piece[2] > 0]
 
 
 # -------------------------------------------------------------------- the background
@@ -600,7 +651,7 @@ def _background_in_turn(model: ETAS, logs: list[Log], data: Dataset) -> list[str
     for log in logs:
         log.look_at(most, ROUGH)
     weights = [torch.ones_like(log.sources.times) for log in logs]
-    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    places = _places(logs)
     _place_kernels(model, logs, weights, bandwidths(model, places, rank).square())
     events = max(1, data.scored_events)
     last = -math.inf
@@ -646,10 +697,12 @@ def background_probabilities(
 def triggered_rates(model: ETAS, log: Log, tolerance: float) -> Float[Tensor, " N"]:
     """The triggered part of the rate at all events."""
     s = model.strengths()
-    every = Queries(log.sources.times, log.sources.places, torch.arange(len(log.sources.times)))
-    factor = s.log_factor(log.sources.places is not None).exp()
+    times, places, _, _ = log.sources
+    every = Queries(times, places, torch.arange(len(times)))
+    factor = s.log_factor(places is not None).exp()
     floor = _background_rates(model, log) / factor
-    return factor * grouped_sums(log.sources, every, s.theta(), floor, tolerance)
+    sums = grouped_sums(log.sources, every, s.theta(), floor, tolerance)
+    return factor * sums
 
 
 def _background_rates(model: ETAS, log: Log) -> Float[Tensor, " N"]:
@@ -666,7 +719,7 @@ def _settled_weights(
     events, by expectation-maximisation; both are put into the model.
     """
     time = sum(exposure * (b - a) for log in logs for a, b, exposure in log.pieces)
-    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    places = _places(logs)
     variances = bandwidths(model, places, rank).square()
     before = torch.zeros(len(places), dtype=torch.float64)
     weights: list[Tensor] = []
@@ -674,17 +727,22 @@ def _settled_weights(
         weights = []
         for log, rate in zip(logs, triggered, strict=True):
             background = _background_rates(model, log)
-            weights.append(background / (background + rate))
+            probability = background / (background + rate)
+            weights.append(probability)
         _place_kernels(model, logs, weights, variances)
         level = model.strengths().background
         due = torch.zeros_like(level)
         for log, rate in zip(logs, triggered, strict=True):
             parts = log.background(model) * level
-            due += log.weight * (parts / (parts.sum(1) + rate[log.used])[:, None]).sum(0)
+            total = parts.sum(1) + rate[log.used]
+            shares = parts / total[:, None]
+            due += log.weight * shares.sum(0)
         least = 1e-6 * due.sum()
-        model.log_background.copy_((due.clamp(min=least) / time).log())
+        rates = due.clamp(min=least) / time
+        model.log_background.copy_(rates.log())
         now = torch.cat(weights)
-        change, before = float((now - before).abs().mean()), now
+        change = float((now - before).abs().mean())
+        before = now
         if change < WEIGHTS_SETTLED:
             break
     return weights
@@ -694,7 +752,7 @@ def _place_kernels(
     model: ETAS, logs: list[Log], weights: list[Tensor], variances: Float[Tensor, " N"]
 ) -> None:
     """Kernels of all events in the model, and their density at the events that are used."""
-    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    places = _places(logs)
     every = torch.cat(weights)
     sources = torch.cat([places, variances[:, None], every[:, None]], 1)
     sources[:, 3] /= sources[:, 3].sum()
@@ -720,23 +778,37 @@ def _best_rank(model: ETAS, logs: list[Log], weights: list[Tensor], ranks: tuple
         s = model.strengths()
         triggered = torch.cat([log.triggered(s) for log in logs])
         total = float(s.background.sum())
-    places = torch.cat([log.sources.places for log in logs if log.sources.places is not None])
+    places = _places(logs)
     every = torch.cat(weights)
-    begins = np.cumsum([0, *(len(log.sources.times) for log in logs)])
-    index = torch.cat([log.used + int(k) for log, k in zip(logs, begins[:-1], strict=True)])
-    some = torch.linspace(0, len(index) - 1, min(len(index), TRIED)).long()
-    index, triggered = index[some], triggered[some]
+    used = []
+    offset = 0
+    for log in logs:
+        used.append(log.used + offset)
+        offset += len(log.sources.times)
+    index = torch.cat(used)
+    count = len(index)
+    some = torch.linspace(0, count - 1, min(count, TRIED)).long()
+    index = index[some]
+    triggered = triggered[some]
     best = (-math.inf, ranks[0])
     for rank in ranks:
         if rank >= len(places):
             break
-        width = bandwidths(model, places, rank).square()[:, None]
-        sources = torch.cat([places, width, every[:, None] / every.sum()], 1)
+        variances = bandwidths(model, places, rank).square()
+        shares = every / every.sum()
+        sources = torch.cat([places, variances[:, None], shares[:, None]], 1)
         density = leave_one_out(model, sources, index)
         for share in (0.5, 0.8, 0.95):
-            rate = total * (share * density + (1 - share) / model.area) + triggered
-            best = max(best, (float(rate.log().sum()), rank))
+            uniform = (1 - share) / model.area
+            rate = total * (share * density + uniform) + triggered
+            value = float(rate.log().sum())
+            best = max(best, (value, rank))
     return best[1]
+
+
+def _places(logs: list[Log]) -> Float[Tensor, "N 2"]:
+    """Where the events of all sequences are."""
+    return torch.cat([log.sources.places for log in logs if log.sources.places is not None])
 
 
 def bandwidths(model: ETAS, places: Float[Tensor, "N 2"], rank: int) -> Float[Tensor, " N"]:
@@ -745,17 +817,24 @@ def bandwidths(model: ETAS, places: Float[Tensor, "N 2"], rank: int) -> Float[Te
 
     points = places.numpy()
     rank = min(rank, len(points) - 1)
-    distance, _ = cKDTree(points).query(points, k=rank + 1)
+    tree = cKDTree(points)
+    distance, _ = tree.query(points, k=rank + 1)
+    furthest = np.atleast_2d(distance)[:, -1]
     narrowest = NARROWEST * math.sqrt(model.area)
-    return torch.from_numpy(np.maximum(np.atleast_2d(distance)[:, -1], narrowest))
+    return torch.from_numpy(np.maximum(furthest, narrowest))
 
 
 def leave_one_out(
     model: ETAS, sources: Float[Tensor, "S 4"], index: Int[Tensor, " J"]
 ) -> Float[Tensor, " J"]:
     """The density of kernels at the centres of those at ``index``, each without its own."""
-    inside = regions.mass(sources[:, :2], sources[:, 2], model.corners)
-    weight = sources[:, 3] / inside
-    every = smoothed(sources[index, :2], sources[:, :2], sources[:, 2], weight)
-    own = (weight / (2 * math.pi * sources[:, 2]))[index]
-    return (every - own).clamp(min=0) / (1 - sources[index, 3]).clamp(min=1e-9)
+    centres = sources[:, :2]
+    variances = sources[:, 2]
+    weights = sources[:, 3]
+    inside = regions.mass(centres, variances, model.corners)
+    shares = weights / inside
+    every = smoothed(centres[index], centres, variances, shares)
+    peaks = shares / (2 * math.pi * variances)
+    others = (every - peaks[index]).clamp(min=0)
+    left = (1 - weights[index]).clamp(min=1e-9)
+    return others / left

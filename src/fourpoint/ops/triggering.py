@@ -27,6 +27,7 @@ from fourpoint.kernels.autograd import Context
 
 SCALARS = 6  # c, p, omega, l, gamma, q
 TOLERANCE = 2e-6  # of the fourth-order term of a group of events, as a share of the rate
+SHARE = 0.02  # of the rate: most that a group of which one event is drawn can contribute
 QUERIES = 16_384  # whose groups are held at once by :func:`grouped_sums`
 PAIRS = 2**22  # compared at once by the plain function
 
@@ -145,7 +146,9 @@ class Planned:
     Arguments
         floor: a lower bound (J,) of each query's rate in the units of the sums: the background over
             the factor of the sums.
-        tolerance: of the second-order term of a group, as a share of the rate.
+        tolerance: of the fourth-order term of a group, as a share of the rate.
+        share: largest possible contribution of a group of which one event is drawn in its place, as
+            a share of the rate; 0 for sums without draws.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Planned:
         theta: Float[Tensor, " T"],
         floor: Float[Tensor, " J"],
         tolerance: float = TOLERANCE,
+        share: float = SHARE,
     ) -> None:
         self.sources = sources
         self.queries = queries
@@ -164,7 +168,8 @@ class Planned:
         times, places, delta, features, at, where, seen = _arrays(sources, queries)
         events = Events(times, places, delta, features)
         asked = Asked(at, where, seen, floor.detach().numpy())
-        self.plan = make_plan(self.loops, events, asked, theta.detach().numpy(), tolerance)
+        point = theta.detach().numpy()
+        self.plan = make_plan(self.loops, events, asked, point, tolerance, share)
 
     @property
     def entries(self) -> float:
@@ -228,7 +233,7 @@ def grouped_sums(
     for low in range(0, len(at), QUERIES):
         some = slice(low, low + QUERIES)
         asked = trees.Asked(at[some], where[some], seen[some], level[some])
-        plan = trees.plan_of(loops, grouped, asked, tolerance, delta)
+        plan = trees.plan_of(loops, grouped, asked, tolerance, SHARE, delta)
         found[some], _ = trees.run(loops, plan, features, at[some], where[some], point, False)
     return torch.from_numpy(found)
 

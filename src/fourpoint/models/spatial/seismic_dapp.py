@@ -426,7 +426,8 @@ class SeismicDAPP(ETAS):
             part = self._simulate(history, int(rows[0]), *ends, keys[rows], limit)
             if part is None:
                 return None
-            parts.append(part._replace(row=torch.from_numpy(rows)[part.row]))
+            path = torch.from_numpy(rows)[part.row]
+            parts.append(Clusters(path, part.time, part.mark, part.place, part.features))
         return Clusters.joined(parts)
 
     @torch.no_grad()
@@ -717,6 +718,7 @@ class SeismicDAPP(ETAS):
         parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
         which = np.arange(begin, n)
         level = base[0] + base[1] * static[begin:]
+        later = numba_seismic_groups.later(known.places, min(first, n), kernel)
         for low, high, *plan in chosen(self, groups, which, level):
             numba_seismic_groups.load().group_sweep(
                 begin + low,
@@ -730,7 +732,7 @@ class SeismicDAPP(ETAS):
                 known.inside,
                 known.ground,
                 static,
-                first,
+                later,
                 kernel,
                 base,
                 self.shapes(history.delta[b, :n]),

@@ -45,7 +45,7 @@ from fourpoint.models.etas_fit import (
     leave_one_out,
     scored_pieces,
 )
-from fourpoint.models.spatial.seismic_groups import chosen, groups_of, pays
+from fourpoint.models.spatial.seismic_groups import Groups, chosen, groups_of, pays
 from fourpoint.ops import omori, regions
 
 if TYPE_CHECKING:
@@ -150,16 +150,23 @@ def set_scales(model: SeismicDAPP, data: Dataset) -> None:
     shortest = min(SHORTEST_SCALE * float(s.c), longest / 100)
     width = math.sqrt(model.area) / 3
     highest = float(gammaincinv(float(s.q) - 1, 0.99))
-    narrow = min(math.exp(float(s.log_width) / 2) / math.sqrt(2 * highest), width / 10)
-    times = 1 + round(TIMES_PER_DECADE * math.log10(longest / shortest))
-    sizes = 1 + round(LENGTHS_PER_DECADE * math.log10(width / narrow))
+    distance = math.exp(float(s.log_width) / 2)
+    narrow = min(distance / math.sqrt(2 * highest), width / 10)
+    scales = _log_spaced(shortest, longest, TIMES_PER_DECADE)
+    lengths = _log_spaced(narrow, width, LENGTHS_PER_DECADE)
     model.correct(
-        spectrum=torch.zeros(times, sizes),
-        scales=torch.logspace(math.log10(shortest), math.log10(longest), times).double(),
-        lengths=torch.logspace(math.log10(narrow), math.log10(width), sizes).double(),
-        tilt=torch.zeros(times),
+        spectrum=torch.zeros(len(scales), len(lengths)),
+        scales=scales,
+        lengths=lengths,
+        tilt=torch.zeros(len(scales)),
         stretch=torch.eye(2),
     )
+
+
+def _log_spaced(low: float, high: float, per_decade: float) -> torch.Tensor:
+    """Numbers from ``low`` to ``high`` with equal ratios."""
+    count = 1 + round(per_decade * math.log10(high / low))
+    return torch.logspace(math.log10(low), math.log10(high), count).double()
 
 
 def rows_of(model: SeismicDAPP, logs: list[Log]) -> list[Row]:
@@ -198,41 +205,54 @@ def columns(model: SeismicDAPP, row: Row) -> tuple[Array, Array]:
     """Phi at the events that are used and the integrals C of its columns."""
     _, _, fast, variances, _ = model.laws()
     known = row.known
-    found = np.zeros((len(row.used), len(fast) * len(variances)))
-    if pays(len(row.used) * len(known.times)):
+    count = len(row.used)
+    found = np.zeros((count, len(fast) * len(variances)))
+    if pays(count * len(known.times)):
         _group_columns(model, row, found)
     else:
         loops = numba_seismic.load()
+        given = (known.times, known.moved, known.narrow, known.boost, fast, variances)
 
         def some(low: int, high: int) -> None:
-            given = (known.times, known.moved, known.narrow, known.boost, fast, variances)
             loops.features(row.used[low:high], *given, found[low:high])
 
-        _share_out(some, len(row.used))
+        _share_out(some, count)
     passed = np.zeros((len(known.times), len(fast)))
     for a, b, exposure in row.pieces:
-        ends = [np.exp(-np.maximum(x - known.times, 0)[:, None] * fast) for x in (a, b)]
-        passed += exposure * (ends[0] - ends[1])
+        before_begin = np.maximum(a - known.times, 0)[:, None]
+        before_end = np.maximum(b - known.times, 0)[:, None]
+        passed += exposure * (np.exp(-before_begin * fast) - np.exp(-before_end * fast))
     corners = model.corners @ model.stretch.T
     moved = torch.from_numpy(known.moved)
     width = torch.from_numpy(1 / known.narrow)
-    masses = [regions.mass(moved, float(h) * width, corners).numpy() for h in variances]
-    integral = (known.boost * passed).T @ np.stack(masses, 1)
+    masses = []
+    for variance in variances:
+        inside = regions.mass(moved, float(variance) * width, corners)
+        masses.append(inside.numpy())
+    triggered = known.boost * passed
+    integral = triggered.T @ np.stack(masses, 1)
     return found, integral.flatten()
 
 
 def _group_columns(model: SeismicDAPP, row: Row, found: Array) -> None:
     """Phi with distant events in groups."""
     _, _, fast, variances, _ = model.laws()
-    groups = groups_of(model, row.known, *map(torch.from_numpy, (row.delta, row.features)))
+    groups = _groups(model, row)
     loops = numba_seismic_groups.load()
     given = (groups.times, groups.moved, groups.narrow, groups.boost, fast, variances)
-    for low, high, offsets, entries, factors in chosen(
-        model, groups, row.used, row.background[row.used]
-    ):
-        which, into = row.used[low:high], found[low:high]
-        loop = partial(_some_columns, loops, which, (offsets, entries, factors, *given, into))
+    background = row.background[row.used]
+    for low, high, offsets, entries, factors in chosen(model, groups, row.used, background):
+        which = row.used[low:high]
+        plan = (offsets, entries, factors)
+        loop = partial(_some_columns, loops, which, (*plan, *given, found[low:high]))
         _share_out(loop, high - low)
+
+
+def _groups(model: SeismicDAPP, row: Row) -> Groups:
+    """The events of a sequence in groups."""
+    delta = torch.from_numpy(row.delta)
+    features = torch.from_numpy(row.features)
+    return groups_of(model, row.known, delta, features)
 
 
 def _some_columns(
@@ -247,9 +267,11 @@ def _some_columns(
 
 def _share_out(loop: Callable[[int, int], None], count: int) -> None:
     """Run ``loop`` on slices of so many events, in threads."""
-    edges = np.linspace(0, count, CHUNKS * threads() + 1).astype(np.int64).tolist()
-    with ThreadPoolExecutor(threads()) as pool:
-        list(pool.map(loop, edges[:-1], edges[1:]))
+    workers = threads()
+    edges = np.linspace(0, count, CHUNKS * workers + 1)
+    slices = edges.astype(np.int64).tolist()
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(loop, slices[:-1], slices[1:]))
 
 
 def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
@@ -261,23 +283,35 @@ def fit_spectrum(model: SeismicDAPP, rows: list[Row]) -> Spectrum:
     # what each of the events that are used counts for
     each = np.concatenate([np.full(len(row.used), row.weight) for row in rows])
     events = float(each.sum())
-    time = sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
-    quiet = float(model.strengths().background.sum()) * time
+    quiet = quiet_events(model, rows)
     prior = etas_spectrum(model).flatten()
-    pseudo = PRIOR * prior * integral / max(float(prior @ integral), 1e-300)
+    expected_events = max(float(prior @ integral), 1e-300)
+    pseudo = PRIOR * prior * integral / expected_events
     shrinkage = np.divide(pseudo, prior, out=np.zeros_like(prior), where=prior > 0)
+    due = np.maximum(integral + shrinkage, 1e-300)
     weights = prior + 0.1 * prior.sum() / len(prior)
     level = 1.0
     for step in range(STEPS):
-        inverse = each / (level * background + phi @ weights)
+        rate = level * background + phi @ weights
+        inverse = each / rate
         level *= float(background @ inverse) / quiet
-        weights = (weights * (inverse @ phi) + pseudo) / np.maximum(integral + shrinkage, 1e-300)
+        posterior = weights * (inverse @ phi)
+        weights = (posterior + pseudo) / due
         if step == STEPS // 2:
-            weights[weights * integral < SPARSE * events] = 0.0
+            rare = weights * integral < SPARSE * events
+            weights[rare] = 0.0
             pseudo = np.where(weights > 0, pseudo, 0.0)
     rate = level * background + phi @ weights
-    value = float(each @ np.log(rate) - level * quiet - weights @ integral)
-    return Spectrum(weights.reshape(len(model.scales), -1), level, value)
+    logs = each @ np.log(rate)
+    value = float(logs - level * quiet - weights @ integral)
+    spectrum = weights.reshape(len(model.scales), -1)
+    return Spectrum(spectrum, level, value)
+
+
+def quiet_events(model: SeismicDAPP, rows: list[Row]) -> float:
+    """The expected number of background events in the scored time."""
+    time = sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
+    return float(model.strengths().background.sum()) * time
 
 
 def etas_spectrum(model: SeismicDAPP) -> Array:
@@ -290,19 +324,22 @@ def etas_spectrum(model: SeismicDAPP) -> Array:
     weights, decays = omori.mixture(s.p, s.c, s.taper)
     mass = (weights / decays).numpy()
     scales = model.scales.log().numpy()
-    in_time = np.zeros(len(scales))
-    if len(scales) > 1:
-        place = np.interp(-decays.log().numpy(), scales, np.arange(len(scales)))
-        low = np.minimum(place.astype(np.int64), len(scales) - 2)
+    count = len(scales)
+    in_time = np.zeros(count)
+    if count > 1:
+        log_times = -decays.log().numpy()
+        place = np.interp(log_times, scales, np.arange(count))
+        low = np.minimum(place.astype(np.int64), count - 2)
         np.add.at(in_time, low, mass * (low + 1 - place))
         np.add.at(in_time, low + 1, mass * (place - low))
     else:
         in_time += mass.sum()
     lengths = model.lengths.numpy()
     between = np.sqrt(lengths[1:] * lengths[:-1])
-    within = gammaincc(float(s.q) - 1, math.exp(float(s.log_width)) / (2 * between**2))
-    in_space = np.diff(np.concatenate([[0.0], within, [1.0]]))
-    return np.outer(in_time, in_space)
+    width = math.exp(float(s.log_width))
+    within = gammaincc(float(s.q) - 1, width / (2 * between**2))
+    edges = np.concatenate([[0.0], within, [1.0]])
+    return np.outer(in_time, np.diff(edges))
 
 
 def put_spectrum(model: SeismicDAPP, found: Spectrum) -> None:
@@ -363,7 +400,7 @@ def _list_by_groups(model: SeismicDAPP, row: Row, first: int) -> Pairs:
     """As :func:`list_pairs`, with distant events in groups."""
     known = row.known
     events = len(known.times)
-    groups = groups_of(model, known, *map(torch.from_numpy, (row.delta, row.features)))
+    groups = _groups(model, row)
     loops = numba_seismic_groups.load()
     offsets, rest = np.zeros(events + 1, dtype=np.int64), np.zeros(events)
     parts: list[tuple[NDArray[np.int64], Array, Array]] = []
@@ -453,18 +490,23 @@ def scatter(model: SeismicDAPP, rows: list[Row]) -> Array:
     """Tyler's scatter matrix of displacements from parents to offspring, of determinant 1; from the
     last third of the events, at most :data:`MOST`.
     """
-    away, weights = [np.zeros((0, 2))], [np.zeros(0)]
+    away = [np.zeros((0, 2))]
+    weights = [np.zeros(0)]
     for row in rows:
         events = len(row.known.times)
-        found = list_pairs(model, row, max(2 * events // 3, events - MOST))
+        places = row.known.places
+        first = max(2 * events // 3, events - MOST)
+        found = list_pairs(model, row, first)
         child = np.repeat(np.arange(events), np.diff(found.offsets))
         total = row.background + found.rest
         total = total + np.bincount(child, found.values, events)
-        away.append(row.known.places[child] - row.known.places[found.parents])
+        away.append(places[child] - places[found.parents])
         weights.append(found.values / total[child])
-    apart, weight = np.concatenate(away), np.concatenate(weights)
+    apart = np.concatenate(away)
+    weight = np.concatenate(weights)
     used = (apart != 0).any(1)
-    apart, weight = apart[used], weight[used]
+    apart = apart[used]
+    weight = weight[used]
     shape = np.eye(2)
     if weight.sum() < 10:
         return shape
@@ -487,8 +529,7 @@ def fit_attention(model: SeismicDAPP, rows: list[Row], events: int) -> list[str]
         [expected(model, row.known, np.maximum(x - row.known.times, 0)) for x in span]
         for row, span in zip(rows, spans, strict=True)
     ]
-    quiet = float(model.strengths().background.sum())
-    quiet *= sum(exposure * (b - a) for row in rows for a, b, exposure in row.pieces)
+    quiet = quiet_events(model, rows)
 
     before = -quiet
     for row, pairs, (early, final) in zip(rows, listed, ends, strict=True):
@@ -555,10 +596,16 @@ def expected(
 ) -> Array:
     """Lambda_j at a lag of each event, or of the events at ``index``."""
     etas, tail, fast, _, _ = model.laws()
-    inside = known.inside if index is None else known.inside[index]
-    ground = known.ground if index is None else known.ground[index]
-    power = -etas[0] * inside * (np.expm1(-lags[:, None] * tail[:, 0]) @ tail[:, 1])
-    return np.asarray(power - (ground * np.expm1(-lags[:, None] * fast)).sum(1))
+    inside = known.inside
+    ground = known.ground
+    if index is not None:
+        inside = inside[index]
+        ground = ground[index]
+    column = lags[:, None]
+    decays, masses = tail.T
+    power = -etas[0] * inside * (np.expm1(-column * decays) @ masses)
+    spectral = ground * np.expm1(-column * fast)
+    return np.asarray(power - spectral.sum(1))
 
 
 @torch.no_grad()
@@ -566,47 +613,68 @@ def score(model: SeismicDAPP, data: Dataset, errors: list[Array] | None = None) 
     """The log-likelihood of ``data``: rates at events, and integrals by event rather than by
     gap. Differences of log rates from full sums, where there are groups, are added to ``errors``.
     """
-    return sum(_score_row(model, data.batch([row]), errors) for row in range(len(data)))
+    total = 0.0
+    for row in range(len(data)):
+        total += _score_row(model, data.batch([row]), errors)
+    return total
 
 
 def _score_row(model: SeismicDAPP, batch: Batch, errors: list[Array] | None) -> float:
     from fourpoint.models.spatial.seismic_dapp import SeismicHistory
 
-    s = model.strengths()
     if not model.corrected:
-        log = Log(model, batch)
-        assert log.queries.places is not None  # the model has a box
-        if len(model.sources):
-            log.density = model.kernel_density(log.queries.places)
-        log.make_plan(model)
-        rate = log.background(model) @ s.background + log.triggered(s)
-        return float(rate.log().sum() - log.integral(model, s))
-    first = int(torch.nonzero(batch.scored[0])[0, 0]) if bool(batch.scored.any()) else 0
+        return _score_etas(model, batch)
+    background = float(model.strengths().background.sum())
+    scored = batch.scored[0]
+    first = 0
+    if bool(scored.any()):
+        first = int(torch.nonzero(scored)[0, 0])
     history = model.encode_from(batch, first)
     assert isinstance(history, SeismicHistory) and history.places is not None
     n = int(history.lengths[0])
     if errors is not None and pays((n - first) * n):
         errors.append(_errors(model, history, first))
-    parts = (history.when, history.places, history.delta, history.features)
-    known = model.kernels(*(x[0, :n] for x in parts))
-    total = float(history.rates[0, batch.scored[0]].log().sum())
+    known = model.kernels(
+        history.when[0, :n],
+        history.places[0, :n],
+        history.delta[0, :n],
+        history.features[0, :n],
+    )
+    total = float(history.rates[0, scored].log().sum())
     shape = model.shapes(history.delta[0, :n])
     given = history.given[0, :n].numpy()
-    owner, share = (x[0, :n].numpy() for x in (history.owner, history.share))
+    owner = history.owner[0, :n].numpy()
+    share = history.share[0, :n].numpy()
     child, place = np.nonzero(owner >= 0)
-    parent, weight = owner[child, place], share[child, place]
+    parent = owner[child, place]
+    weight = share[child, place]
     for a, b, exposure in scored_pieces(batch):
-        total -= exposure * (b - a) * float(s.background.sum())
-        early, final = (expected(model, known, np.maximum(x - known.times, 0)) for x in (a, b))
+        total -= exposure * (b - a) * background
+        early = expected(model, known, np.maximum(a - known.times, 0))
+        final = expected(model, known, np.maximum(b - known.times, 0))
         if not np.isfinite(shape).all():
             total -= exposure * float((final - early).sum())
             continue
-        prior = shape * given * np.log1p((final - early) / (shape + early))
+        growth = np.log1p((final - early) / (shape + early))
+        prior = shape * given * growth
         began = np.clip(known.times[child], a, b) - known.times[parent]
         due = expected(model, known, np.maximum(began, 0), parent)
-        paid = weight * np.log((shape[parent] + final[parent]) / (shape[parent] + due))
+        ratio = (shape[parent] + final[parent]) / (shape[parent] + due)
+        paid = weight * np.log(ratio)
         total -= exposure * float(prior.sum() + paid.sum())
     return total
+
+
+def _score_etas(model: SeismicDAPP, batch: Batch) -> float:
+    """The log-likelihood of one sequence without corrections."""
+    s = model.strengths()
+    log = Log(model, batch)
+    assert log.queries.places is not None  # the model has a box
+    if len(model.sources):
+        log.density = model.kernel_density(log.queries.places)
+    log.make_plan(model)
+    rate = log.background(model) @ s.background + log.triggered(s)
+    return float(rate.log().sum() - log.integral(model, s))
 
 
 def _errors(model: SeismicDAPP, history: SeismicHistory, first: int) -> Array:
@@ -614,10 +682,14 @@ def _errors(model: SeismicDAPP, history: SeismicHistory, first: int) -> Array:
     ``first`` on.
     """
     assert history.places is not None  # the model has a box
-    some = torch.linspace(first, int(history.lengths[0]) - 1, COMPARED).long().unique()
-    times, places = history.when[:, some, None], history.places[:, some, None]
-    exact = model.log_intensity_at(history, times, places, some[None])[0, :, 0, 0]
-    return (history.rates[0, some].log() - exact).numpy()
+    last = int(history.lengths[0]) - 1
+    some = torch.linspace(first, last, COMPARED).long().unique()
+    times = history.when[:, some, None]
+    places = history.places[:, some, None]
+    found = model.log_intensity_at(history, times, places, some[None])
+    exact = found[0, :, 0, 0]
+    nearly = history.rates[0, some].log()
+    return (nearly - exact).numpy()
 
 
 def keep_best(model: SeismicDAPP, dev: Dataset) -> list[str]:

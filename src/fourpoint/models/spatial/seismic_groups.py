@@ -6,7 +6,9 @@ Which events and groups a query sums over is chosen with the ETAS kernel of the 
 
     omega_j = kappa_j D_j^(q-1)
 
-of its events, what is left of an ETAS kernel far away, at their centroid and with their mean D.
+of its events, what is left of an ETAS kernel far away, at their centroid and with their mean D. An
+event that is drawn from a group enters with its own kernel over the probability of the draw, which
+has no bias whatever the kernel.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 TOLERANCE = 1e-7  # as that of `ops.triggering`; the spectrum is rougher than the power law
+SHARE = 1e-3  # as that of `kernels.numba_trigger_tree`: that of attention weights that are kept
 QUERIES = 8192  # whose groups are held at once
 
 
@@ -79,9 +82,9 @@ def groups_of(model: SeismicDAPP, known: Kernels, delta: Tensor, features: Tenso
     loops.group_sums(*grouped.tree[:5], omega, columns, weight, mean)
     spread = np.exp(theta[3] + theta[4] * grouped.delta)
     kappa = weight / spread**power
-    places = np.ascontiguousarray(grouped.stats[:, 2:4])
+    places = grouped.moments.place
     own = (
-        grouped.stats[:, 1],
+        grouped.moments.time,
         places,
         places @ model.stretch.numpy().T,
         kappa,
@@ -114,5 +117,5 @@ def chosen(
         asked = numba_trigger_tree.Asked(
             times[some], places[some], some, background[low : low + QUERIES] / factor
         )
-        found = numba_trigger_tree.choose(loops, groups.grouped, asked, tolerance)
+        found = numba_trigger_tree.choose(loops, groups.grouped, asked, tolerance, SHARE)
         yield low, low + len(some), *found
