@@ -24,7 +24,7 @@ from fourpoint.streaming.entity_table import EntityTable
 from fourpoint.streaming.feed import events as feed_events
 from fourpoint.streaming.feed.feed import score_feed
 from fourpoint.streaming.feed.loop import Ended
-from fourpoint.streaming.feed.saving import MOST_WAITING
+from fourpoint.streaming.feed.saving import MOST_WAITING, EntitySaver
 from fourpoint.streaming.feed.state import read_state
 from fourpoint.streaming.monitor_table import MonitorCopies, MonitorTable
 from fourpoint.streaming.store import Store
@@ -212,8 +212,9 @@ def test_scoring_goes_on_while_a_state_is_written(
     monkeypatch.setattr(feed_events.Entities, "batch", 16)
     monkeypatch.setattr("fourpoint.streaming.feed.loop.EVERY", 16)
     monkeypatch.setattr("fourpoint.streaming.feed.loop.SHARE", 1e12)
-    free, begun, write = threading.Event(), threading.Event(), Store.write
-    calls = [0]
+    first_written, begun, free = threading.Event(), threading.Event(), threading.Event()
+    calls, saves = [0], [0]
+    write, save_state = Store.write, EntitySaver.save
 
     def slow(store: Store, rows: Any, texts: Any = None) -> None:
         calls[0] += 1
@@ -221,10 +222,21 @@ def test_scoring_goes_on_while_a_state_is_written(
             begun.set()
             assert free.wait(LIMIT), "nothing was scored while the state was written"
         write(store, rows, texts)
+        first_written.set()
+
+    def counted(saver: EntitySaver, *given: Any, **named: Any) -> None:
+        saves[0] += 1
+        save_state(saver, *given, **named)
 
     observe = feed_events.Entities.observe
 
     def noted(scorer: Any, events: Any) -> Any:
+        # The second state is handed over while lines are left, and its writing has begun when the
+        # next lines are scored, however slow the thread that writes is.
+        if saves[0] == 1:
+            assert first_written.wait(LIMIT)
+        elif saves[0] > 1:
+            assert begun.wait(LIMIT)
         found = observe(scorer, events)
         if begun.is_set() and events.times and events.times[-1] == last:
             free.set()
@@ -232,6 +244,7 @@ def test_scoring_goes_on_while_a_state_is_written(
 
     last = json.loads(place.input.read_text().splitlines()[-1])["time"]
     monkeypatch.setattr(Store, "write", slow)
+    monkeypatch.setattr(EntitySaver, "save", counted)
     monkeypatch.setattr(feed_events.Entities, "observe", noted)
     assert place.run().code == 0
     state = read_state(place.state)
