@@ -64,9 +64,8 @@ from fourpoint.ops.quadrature import (
 
 Convention = Literal["window", "gaps"]
 CONVENTIONS: tuple[Convention, ...] = ("window", "gaps")
-ORDERS = tuple(
-    n for power in range(1, 10) for n in (2**power, 3 * 2 ** (power - 1))
-)  # nodes per axis of a box, coarse to fine
+# nodes per axis of a box, coarse to fine
+ORDERS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768)
 # events of one sequence held at once; longer ones go block by block through models that can carry
 # on
 BLOCK = 2048
@@ -78,6 +77,18 @@ CACHED, LARGE = 2**19, 2**26
 COPIES = 32  # intermediate results of a rate, at most
 UNCHECKED = 2**28  # bytes that every machine has: the free memory is not asked for
 
+# Arrays by their axes: B sequences with N events, G gaps, H pieces of these, and Q nodes in each.
+PerSequence = Float[Tensor, " B"]
+Column = Float[Tensor, "B 1"]
+Counts = Int[Tensor, " B"]
+PerEvent = Float[Tensor, "B N"]
+PerGap = Float[Tensor, "B G"]
+PerPiece = Float[Tensor, "B H"]
+Nodes = Float[Tensor, "B G Q"]
+NodeWeights = Float[Tensor, "*B Q"]  # of each gap, or the same for all
+Span = tuple[Column, Column]  # the first and the last event of every sequence
+Sums = dict[Convention, list[Tensor]]
+
 
 @dataclass(frozen=True)
 class LogLikelihood:
@@ -86,15 +97,16 @@ class LogLikelihood:
     computes.
     """
 
-    value: Float[Tensor, " B"]
-    events: Int[Tensor, " B"]
-    integral: Float[Tensor, " B"]
-    error: Float[Tensor, " B"]
+    value: PerSequence
+    events: Counts
+    integral: PerSequence
+    error: PerSequence
 
     @property
     def per_event(self) -> float:
         """Nats per scored event over the whole batch."""
-        return float(self.value.sum() / self.events.sum().clamp(min=1))
+        events = self.events.sum().clamp(min=1)
+        return float(self.value.sum() / events)
 
 
 def log_likelihood(
@@ -131,11 +143,12 @@ class Carried:
     events: int = 0
     closes: bool = False
 
-    def span(self, batch: Batch) -> tuple[Float[Tensor, "B 1"], Float[Tensor, "B 1"]]:
+    def span(self, batch: Batch) -> Span:
         """The first and the last event of the sequence, infinite where they are in other parts."""
         endless = torch.full_like(batch.start[:, None], torch.inf)
         first = -endless if self.events else batch.edges[:, 1:2]
-        return first, batch.edges.gather(1, batch.lengths[:, None]) if self.closes else endless
+        last = _last_event(batch) if self.closes else endless
+        return first, last
 
 
 @torch.no_grad()
@@ -151,8 +164,10 @@ def log_likelihoods(
     """
     check_places(model, batch)
     scored = scored_events(batch)
-    budget = tolerance * int(scored["gaps"].clamp(min=1).sum())
-    sums = {name: [torch.zeros_like(batch.start) for _ in range(3)] for name in CONVENTIONS}
+    counted = scored["gaps"].clamp(min=1)
+    budget = tolerance * int(counted.sum())
+    zero = torch.zeros_like(batch.start)
+    sums: Sums = {name: [zero, zero, zero] for name in CONVENTIONS}
     if carried is None:
         compiled = _compiled(model, batch, budget)
         carried = Carried()
@@ -166,7 +181,9 @@ def log_likelihoods(
             scored["gaps"] = scored["window"]
     if compiled is not None:
         logs, rounding = _of_events(model, batch, compiled.logs)
-        gaps = Integrals(batch.edges[:, :-1], batch.edges[:, 1:], *compiled[1:])
+        left = batch.edges[:, :-1]
+        right = batch.edges[:, 1:]
+        gaps = Integrals(left, right, compiled.integral, compiled.error)
         _add(sums, span, 0, logs, rounding, gaps)
         return _found(sums, scored)
     for block, offset in blocks_of(model, batch):
@@ -176,8 +193,7 @@ def log_likelihoods(
         if only_history(block):
             continue
         logs, rounding = _of_events(model, block, model.log_rates_at_events(history, block))
-        share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        found = integrals(model, history, block, budget * share)
+        found = integrals(model, history, block, budget * _share(block, batch))
         _add(sums, span, carried.events + offset, logs, rounding, found)
     carried.events += batch.times.shape[1]
     return _found(sums, scored)
@@ -194,7 +210,7 @@ def _check_linear(model: PointProcess) -> None:
 
 
 @torch.no_grad()
-def log_totals_at_events(model: PointProcess, batch: Batch) -> Float[Tensor, " B"]:
+def log_totals_at_events(model: PointProcess, batch: Batch) -> PerSequence:
     """The sum over the scored events of each sequence of log of the rate of all types in the whole
     box just before the event. What is left of the log rates at events is the log density of place
     and type given the time.
@@ -207,25 +223,30 @@ def log_totals_at_events(model: PointProcess, batch: Batch) -> Float[Tensor, " B
         rows, events = block.times.shape
         position = torch.arange(events, device=block.times.device).expand(rows, events)
         logs = model.log_total(history, block.times[..., None], position)[..., 0]
-        found += torch.where(block.scored, logs.to(found), 0.0).sum(1)
+        counted = torch.where(block.scored, logs.to(found), 0.0)
+        found += counted.sum(1)
     return found
 
 
 @torch.no_grad()
 def gap_log_likelihoods(
     model: PointProcess, batch: Batch, *, tolerance: float = 1e-4
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+) -> tuple[PerGap, PerGap]:
     """What each gap contributes to :func:`log_likelihood` (window convention): the log rate of the
     event at its end, 0 if there is none or it is not scored, and the integral over the gap, refined
     to ``tolerance`` nats per event. Gap g of a sequence ends at its event g, the last one at the
     window's end.
     """
     check_places(model, batch)
-    budget = tolerance * int(scored_events(batch)["window"].clamp(min=1).sum())
-    compiled = model.scored_gaps(batch, budget) if batch.scored_exposure is None else None
+    counted = scored_events(batch)["window"].clamp(min=1)
+    budget = tolerance * int(counted.sum())
+    compiled = None
+    if batch.scored_exposure is None:
+        compiled = model.scored_gaps(batch, budget)
     if compiled is not None:
         logs, _ = _of_events(model, batch, compiled.logs)
-        return nn.functional.pad(logs, (0, 1)), compiled[1].to(torch.float64)
+        by_gap = nn.functional.pad(logs, (0, 1))
+        return by_gap, compiled.integral.to(torch.float64)
     found = torch.zeros_like(batch.edges[:, 1:])
     over_gaps = torch.zeros_like(found)
     carried = None
@@ -236,12 +257,19 @@ def gap_log_likelihoods(
         if only_history(block):
             continue
         logs, _ = _of_events(model, block, model.log_rates_at_events(history, block))
-        found[:, offset : offset + logs.shape[1]] += logs
-        share = max(1, block.times.shape[1]) / max(1, batch.times.shape[1])
-        left, right, value, _ = integrals(model, history, block, budget * share)
+        events = slice(offset, offset + logs.shape[1])
+        found[:, events] += logs
+        left, right, value, _ = integrals(model, history, block, budget * _share(block, batch))
         value = torch.where(right > left, value, 0.0).to(torch.float64)
-        over_gaps.scatter_add_(1, offset + seen_from(block, left), value)
+        gap = offset + seen_from(block, left)
+        over_gaps.scatter_add_(1, gap, value)
     return found, over_gaps
+
+
+def _share(block: Batch, batch: Batch) -> float:
+    """The share of a batch's events that a block of it has."""
+    events = max(1, block.times.shape[1])
+    return events / max(1, batch.times.shape[1])
 
 
 def _compiled(model: PointProcess, batch: Batch, budget: float) -> ScoredGaps | None:
@@ -262,12 +290,15 @@ def _compiled(model: PointProcess, batch: Batch, budget: float) -> ScoredGaps | 
         return None
     gap = torch.arange(found.integral.shape[1], device=end.device)
     last = early.lengths[:, None]
-    value = torch.where(gap == last, (found.integral - earlier.integral).clamp(min=0), 0.0)
-    error = torch.where(gap == last, found.error + earlier.error, 0.0)
+    ending = gap == last
+    later = gap > last
+    rest = (found.integral - earlier.integral).clamp(min=0)
+    value = torch.where(ending, rest, 0.0)
+    error = torch.where(ending, found.error + earlier.error, 0.0)
     return ScoredGaps(
         logs=found.logs,
-        integral=torch.where(gap > last, found.integral, value),
-        error=torch.where(gap > last, found.error, error),
+        integral=torch.where(later, found.integral, value),
+        error=torch.where(later, found.error, error),
     )
 
 
@@ -276,50 +307,52 @@ class Integrals(NamedTuple):
     errors.
     """
 
-    left: Float[Tensor, "B H"]
-    right: Float[Tensor, "B H"]
-    value: Float[Tensor, "B H"]
-    error: Float[Tensor, "B H"]
+    left: PerPiece
+    right: PerPiece
+    value: PerPiece
+    error: PerPiece
 
 
 def _add(
-    sums: dict[Convention, list[Tensor]],
-    span: tuple[Float[Tensor, "B 1"], Float[Tensor, "B 1"]],
+    sums: Sums,
+    span: Span,
     offset: int,
-    logs: Float[Tensor, "B N"],
-    rounding: Float[Tensor, "B N"],
+    logs: PerEvent,
+    rounding: PerEvent,
     integrals: Integrals,
 ) -> None:
     """Add what a block has, ``offset`` events after the first of its sequences, to the sums of log
     rates, integrals and errors. The ``span`` is from the first event to the last.
     """
-    inner = (integrals.left >= span[0]) & (integrals.right <= span[1])
+    first, last = span
+    inner = (integrals.left >= first) & (integrals.right <= last)
     for name in CONVENTIONS:
         begin = 1 if name == "gaps" and offset == 0 else 0
         kept = torch.ones_like(inner) if name == "window" else inner
-        parts = (
-            logs[:, begin:].sum(1),
-            torch.where(kept, integrals.value, 0.0).sum(1),
-            torch.where(kept, integrals.error, 0.0).sum(1) + rounding[:, begin:].sum(1),
-        )
-        sums[name] = [total + part for total, part in zip(sums[name], parts, strict=True)]
+        value = torch.where(kept, integrals.value, 0.0).sum(1)
+        error = torch.where(kept, integrals.error, 0.0).sum(1)
+        log_rates, integral, off = sums[name]
+        sums[name] = [
+            log_rates + logs[:, begin:].sum(1),
+            integral + value,
+            off + (error + rounding[:, begin:].sum(1)),
+        ]
 
 
-def _found(
-    sums: dict[Convention, list[Tensor]], scored: dict[Convention, Int[Tensor, " B"]]
-) -> dict[Convention, LogLikelihood]:
+def _found(sums: Sums, scored: dict[Convention, Counts]) -> dict[Convention, LogLikelihood]:
     found = {}
     for name, (logs, integral, error) in sums.items():
         found[name] = LogLikelihood(logs - integral, scored[name], integral, error)
     return found
 
 
-def scored_events(batch: Batch) -> dict[Convention, Int[Tensor, " B"]]:
+def scored_events(batch: Batch) -> dict[Convention, Counts]:
     """How many events of each sequence are scored: those that are not history, and in "gaps" not
     the first event of the sequence.
     """
     scored = batch.scored
-    return {"window": scored.sum(1), "gaps": scored[:, 1:].sum(1)}
+    later = scored[:, 1:]
+    return {"window": scored.sum(1), "gaps": later.sum(1)}
 
 
 def only_history(block: Batch) -> bool:
@@ -327,7 +360,8 @@ def only_history(block: Batch) -> bool:
     context = block.context
     if context is None or context.scored_from is None:
         return False
-    return bool((block.stop <= context.scored_from).all()) and not bool(block.scored.any())
+    over = block.stop <= context.scored_from
+    return bool(over.all()) and not bool(block.scored.any())
 
 
 def sampled_log_likelihood(
@@ -337,7 +371,7 @@ def sampled_log_likelihood(
     random: torch.Generator,
     *,
     convention: Convention = "window",
-) -> Float[Tensor, " B"]:
+) -> PerSequence:
     """An unbiased estimate of each sequence's log-likelihood, with gradient: ``nodes`` stratified
     draws in every gap, closer together soon after an event for models with ``early_nodes``; exact
     for models with a closed form. The ends of gaps are dequantised where the model has a
@@ -351,7 +385,8 @@ def sampled_log_likelihood(
         if found is not None:
             return found
     total = torch.zeros_like(batch.start)
-    carried, span = None, _span(batch, convention)
+    carried = None
+    span = _span(batch, convention)
     blocks = list(blocks_of(model, batch))
     for block, offset in blocks:
         left = block.edges[:, :-1]
@@ -359,7 +394,9 @@ def sampled_log_likelihood(
         resolution = model.gap_resolution()
         if resolution:
             right = dequantised_gaps(block, resolution, random)
-        low, high, exposed = left, right, None
+        low = left
+        high = right
+        exposed = None
         if exposure is not None:
             exposed = exposure.exposed_time(block.start, block.stop)
             low = exposed.until(left)
@@ -370,7 +407,8 @@ def sampled_log_likelihood(
             times = stratified(low, high, nodes, random)
             weights = None
         if exposed is not None:
-            times = exposed.inverse(times).clamp(left[..., None], right[..., None])
+            inside = exposed.inverse(times)
+            times = inside.clamp(left[..., None], right[..., None])
         if len(blocks) == 1:
             return _sampled(model, block, right, times, None, span, offset, weights)[0]
         part, carried = checkpoint(
@@ -392,7 +430,7 @@ def sampled_log_likelihood(
 @torch.no_grad()
 def quick_log_likelihood(
     model: PointProcess, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
-) -> Float[Tensor, " B"]:
+) -> PerSequence:
     """Each sequence's log-likelihood by one Gauss-Legendre rule of ``nodes`` per gap, unrefined:
     for validations only.
     """
@@ -402,7 +440,7 @@ def quick_log_likelihood(
 @torch.no_grad()
 def quick_gap_terms(
     model: PointProcess, batch: Batch, nodes: int = 12, *, convention: Convention = "window"
-) -> Float[Tensor, "B G"]:
+) -> PerGap:
     """What each gap contributes to :func:`quick_log_likelihood`: the log-intensity of the event at
     its end, if there is one, less the integral over the gap.
 
@@ -420,45 +458,59 @@ def quick_gap_terms(
             carried = model.encode(block, carried).latest()
             parts.append(torch.zeros_like(block.edges[:, 1:]))
             continue
-        edges = block.edges
+        left = block.edges[:, :-1]
+        right = block.edges[:, 1:]
         if exposure is None:
-            times = edges[:, :-1, None] + edges.diff(dim=1)[..., None] * x**2
+            times = _in_gaps(block.edges, x**2)
         else:
             exposed = exposure.exposed_time(block.start, block.stop)
-            passed = exposed.until(edges)
-            inside = passed[:, :-1, None] + passed.diff(dim=1)[..., None] * x**2
-            times = exposed.inverse(inside)
-            times = times.clamp(edges[:, :-1, None], edges[:, 1:, None])
+            passed = exposed.until(block.edges)
+            times = exposed.inverse(_in_gaps(passed, x**2))
+            times = times.clamp(left[..., None], right[..., None])
         part, carried = _gap_terms(
-            model, block, block.edges[:, 1:], times, carried, span, offset, 2 * x * weights
+            model, block, right, times, carried, span, offset, 2 * x * weights
         )
         parts.append(part)
     # A block ends at its last event: the gap behind it is empty, and the next block begins with the
     # real one.
-    parts[:-1] = [part[:, :-1] for part in parts[:-1]]
-    return torch.cat(parts, 1)
+    *whole, final = parts
+    real = [part[:, :-1] for part in whole]
+    return torch.cat([*real, final], 1)
 
 
-def _span(batch: Batch, convention: Convention) -> tuple[Tensor, Tensor] | None:
+def _in_gaps(edges: Float[Tensor, "B E"], shares: Float[Tensor, " Q"]) -> Nodes:
+    """Times in every gap between ``edges``, from their ``shares`` of its length."""
+    left = edges[:, :-1, None]
+    width = edges.diff(dim=1)
+    return left + width[..., None] * shares
+
+
+def _span(batch: Batch, convention: Convention) -> Span | None:
     """The first and the last event of every sequence, where only what lies between them counts;
     None for the whole window.
     """
     if convention == "window":
         return None
-    first = torch.where(batch.lengths > 0, batch.edges[:, 1], batch.stop)
-    return first[:, None], batch.edges.gather(1, batch.lengths[:, None])
+    some = batch.lengths > 0
+    first = torch.where(some, batch.edges[:, 1], batch.stop)
+    return first[:, None], _last_event(batch)
+
+
+def _last_event(batch: Batch) -> Column:
+    """The time of the last event of every sequence, its start where there is none."""
+    return batch.edges.gather(1, batch.lengths[:, None])
 
 
 def _sampled(
     model: PointProcess,
     block: Batch,
-    ends: Float[Tensor, "B G"],
-    nodes: Float[Tensor, "B G Q"],
+    ends: PerGap,
+    nodes: Nodes,
     before: History | None,
-    span: tuple[Tensor, Tensor] | None = None,
+    span: Span | None = None,
     offset: int = 0,
-    weights: Float[Tensor, "*B Q"] | None = None,
-) -> tuple[Float[Tensor, " B"], Any]:
+    weights: NodeWeights | None = None,
+) -> tuple[PerSequence, Any]:
     """The sum of :func:`_gap_terms` over the gaps of each sequence, and the history to go on
     from.
     """
@@ -469,13 +521,13 @@ def _sampled(
 def _gap_terms(
     model: PointProcess,
     block: Batch,
-    ends: Float[Tensor, "B G"],
-    nodes: Float[Tensor, "B G Q"],
+    ends: PerGap,
+    nodes: Nodes,
     before: History | None,
-    span: tuple[Tensor, Tensor] | None = None,
+    span: Span | None = None,
     offset: int = 0,
-    weights: Float[Tensor, "*B Q"] | None = None,
-) -> tuple[Float[Tensor, "B G"], Any]:
+    weights: NodeWeights | None = None,
+) -> tuple[PerGap, Any]:
     """One pass over a block: each gap's nodes (of equal weight by default), and the events, which
     are at the gaps' ``ends``.
 
@@ -490,12 +542,11 @@ def _gap_terms(
         own = own + log_exposure(block).to(own)
         integral = _exposed(model, history, block, ends, exposure, integral)
     if span is not None:
-        later = (
-            torch.arange(offset, offset + integral.shape[1], device=scored.device) > 0
-        )  # the first event may be at the window's start
-        integral = torch.where(
-            later & (edges[:, :-1] >= span[0]) & (edges[:, 1:] <= span[1]), integral, 0.0
-        )
+        first, last = span
+        gap = torch.arange(offset, offset + integral.shape[1], device=scored.device)
+        later = gap > 0  # the first event may be at the window's start
+        within = (edges[:, :-1] >= first) & (edges[:, 1:] <= last)
+        integral = torch.where(later & within, integral, 0.0)
         scored = scored & later[:-1]
     events = nn.functional.pad(torch.where(scored, own, 0.0), (0, 1))
     return events - integral, history.latest()
@@ -505,23 +556,29 @@ def _exposed(
     model: PointProcess,
     history: History,
     block: Batch,
-    ends: Float[Tensor, "B G"],
+    ends: PerGap,
     exposure: BatchSteps,
-    integral: Float[Tensor, "B G"],
-) -> Float[Tensor, "B G"]:
+    integral: PerGap,
+) -> PerGap:
     """The integral over every gap weighted by the ``exposure``: closed, or from an ``integral`` by
     nodes that were placed in exposed time, whose mean rate holds for the exposed time of the gap.
     """
     if model.has_closed_integral:
         left, right, seen = exposed_pieces(block, exposure)
         found = model.closed_integral(history, left, right, seen).sum(2)
-        weighted = found * exposure.at(left)[..., 0].to(found)
-        return torch.zeros_like(integral).scatter_add(1, seen, weighted.to(integral))
+        weight = exposure.at(left)[..., 0]
+        weighted = (found * weight.to(found)).to(integral)
+        return torch.zeros_like(integral).scatter_add(1, seen, weighted)
     left = block.edges[:, :-1]
     exposed = exposure.exposed_time(block.start, block.stop)
-    width = ends - left
-    share = (exposed.until(ends) - exposed.until(left)) / torch.where(width > 0, width, 1.0)
+    share = _mean(exposed.until(ends) - exposed.until(left), ends - left)
     return torch.where(share > 0, integral * share.to(integral), 0.0)
+
+
+def _mean(integral: PerGap, width: PerGap) -> PerGap:
+    """Integrals over the ``width`` of their gaps; where that is 0 the integral is too."""
+    divisor = torch.where(width > 0, width, 1.0)
+    return integral / divisor
 
 
 def check_memory(model: PointProcess, slots: int, nodes: int) -> None:
@@ -553,20 +610,20 @@ def blocks_of(model: PointProcess, batch: Batch) -> list[tuple[Batch, int]]:
     n = batch.times.shape[1]
     if n <= BLOCK or not model.linear:
         return [(batch, 0)]
-    return [
-        (batch.columns(first, first + BLOCK if first + BLOCK < n else n), first)
-        for first in range(0, n, BLOCK)
-    ]
+    blocks = []
+    for first in range(0, n, BLOCK):
+        last = min(first + BLOCK, n)
+        blocks.append((batch.columns(first, last), first))
+    return blocks
 
 
-def _of_events(
-    model: PointProcess, block: Batch, logs: Float[Tensor, "B N"]
-) -> tuple[Float[Tensor, "B N"], Float[Tensor, "B N"]]:
+def _of_events(model: PointProcess, block: Batch, logs: PerEvent) -> tuple[PerEvent, PerEvent]:
     """log e lambda at every scored event, 0 at the others, and its rounding error."""
     eps = max(torch.finfo(logs.dtype).eps, precision(model))
     scored = block.scored
     logs = torch.where(scored, logs, 0.0).to(torch.float64)
-    rounding = torch.where(scored, ROUNDING * eps * (1 + logs.abs()), 0.0)
+    size = 1 + logs.abs()
+    rounding = torch.where(scored, ROUNDING * eps * size, 0.0)
     return logs + log_exposure(block), rounding
 
 
@@ -594,7 +651,8 @@ def integrals(model: PointProcess, history: History, block: Batch, budget: float
     if exposure is not None:
         known = exposure.times < block.stop[:, None]
         inside = torch.where(known[..., None], exposure.values, 0.0)
-        largest = max(float(inside.max()), torch.finfo(torch.float64).tiny)
+        tiny = torch.finfo(torch.float64).tiny
+        largest = max(float(inside.max()), tiny)
     if model.has_closed_integral:
         found = _closed(model, history, block)
     else:
@@ -613,7 +671,9 @@ def integrals(model: PointProcess, history: History, block: Batch, budget: float
     if exposure is None:
         return found
     weight = exposure.at(found.left)[..., 0]
-    return Integrals(found.left, found.right, weight * found.value, weight * found.error)
+    value = weight * found.value
+    error = weight * found.error
+    return found._replace(value=value, error=error)
 
 
 def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
@@ -624,34 +684,39 @@ def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
     exposure = block.scored_exposure
     if exposure is not None:
         left, right, seen = exposed_pieces(block, exposure)
-    exact = model.closed_integral(history, left, right, seen).sum(2).to(torch.float64)
-    return Integrals(left, right, exact, closed_form_error(model, exact, right - left))
+    by_mark = model.closed_integral(history, left, right, seen)
+    exact = by_mark.sum(2).to(torch.float64)
+    error = closed_form_error(model, exact, right - left)
+    return Integrals(left, right, exact, error)
 
 
-def closed_form_error(
-    model: PointProcess, integral: Float[Tensor, "B G"], width: Float[Tensor, "B G"]
-) -> Float[Tensor, "B G"]:
+def closed_form_error(model: PointProcess, integral: PerGap, width: PerGap) -> PerGap:
     """The rounding error of integrals in closed form over gaps of this ``width``: as that of rates,
     plus a few more operations.
     """
-    mean = integral.abs() / torch.where(width > 0, width, 1.0)
-    terms = width * (mean + torch.xlogy(mean, mean).abs())
-    return (
-        ROUNDING * precision(model) * terms + 64 * torch.finfo(integral.dtype).eps * integral.abs()
-    )
+    size = integral.abs()
+    mean = _mean(size, width)
+    logs = torch.xlogy(mean, mean).abs()
+    terms = width * (mean + logs)
+    of_rates = ROUNDING * precision(model) * terms
+    eps = torch.finfo(integral.dtype).eps
+    return of_rates + 64 * eps * size
 
 
 def precision(model: PointProcess) -> float:
     """The largest eps of the dtypes that the model's weights have: its rates are no more
     precise.
     """
-    kinds = {x.dtype for x in model.parameters() if x.is_floating_point()}
-    return max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
+    largest = torch.finfo(torch.float64).eps
+    for weight in model.parameters():
+        if weight.is_floating_point():
+            largest = max(largest, torch.finfo(weight.dtype).eps)
+    return largest
 
 
 # A computation that asks for total rates, of a model with a history at times seen from positions,
 # is sent them, and returns integrals.
-Question = tuple[PointProcess, History, Float[Tensor, "B G Q"], Int[Tensor, "B G"] | None]
+Question = tuple[PointProcess, History, Nodes, Int[Tensor, "B G"] | None]
 Asking = Generator[Question, Tensor, Integrals]
 
 
@@ -664,17 +729,19 @@ def _asking_over_box(model: PointProcess, history: History, block: Batch, budget
     """
     order = model.order
     assert order is not None  # otherwise the caller integrates over time alone
-    coarse = model.with_order(max(n for n in ORDERS if n < max(order, 3)))
+    lower = max(n for n in ORDERS if n < max(order, 3))
+    coarse = model.with_order(lower)
     rough = yield from _asking(coarse, history, block, budget / 2)
     while True:
         fine = yield from _asking(model.with_order(order), history, block, budget / 2)
         change = (fine.value - rough.value).abs()
-        if float(change.sum()) <= budget / 2:
-            return Integrals(fine.left, fine.right, fine.value, fine.error + change)
+        summed = float(change.sum())
+        if summed <= budget / 2:
+            return fine._replace(error=fine.error + change)
         if order >= model.finest:
             raise Unconverged(
                 f"expected integrals over the box settled to {budget / 2:.3g}; received a "
-                f"summed change of {float(change.sum()):.3g} at "
+                f"summed change of {summed:.3g} at "
                 f"{order} nodes per axis. Raise the tolerance."
             )
         rough = fine
@@ -689,35 +756,43 @@ def _asking(model: PointProcess, history: History, block: Batch, budget: float) 
     left, right, rule = pieces(model, history, edges, exposure)
     seen = seen_from(block, left)
     rows, columns = torch.nonzero(right > left, as_tuple=True)
-    if history.at_positions(rows[:1], seen[rows, columns][:1]) is None:
+    position = seen[rows, columns]
+    if history.at_positions(rows[:1], position[:1]) is None:
         value, error = yield from _by_rows(
             model, history, seen, integrating(left, right, tolerance=budget, **rule)
         )
         return Integrals(left, right, value[..., 0], error)
     whole, whole_error = yield from _in_log_time(model, history, edges, exposure, budget / 2)
     settled = whole_error < torch.inf
-    rest = max(budget - float(torch.where(settled, whole_error, 0.0).sum()), budget / 2)
+    whole = torch.where(settled, whole, 0.0)
+    whole_error = torch.where(settled, whole_error, 0.0)
+    rest = max(budget - float(whole_error.sum()), budget / 2)
     needed = (right > left) & ~settled.gather(1, seen)
     rows, columns = torch.nonzero(needed, as_tuple=True)
     shortest = rule.pop("shortest")
     integral = torch.zeros_like(left)
     error = torch.zeros_like(left)
+    if shortest is not None:
+        shortest = shortest.expand_as(left)
     for first in range(0, len(rows), PIECES):
-        place = rows[first : first + PIECES], columns[first : first + PIECES]
+        some = slice(first, first + PIECES)
+        own = rows[some]
+        place = own, columns[some]
         refined = integrating(
             left[place][None],
             right[place][None],
-            tolerance=rest * len(place[0]) / len(rows),
-            shortest=None if shortest is None else shortest.expand_as(left)[place][None],
+            tolerance=rest * len(own) / len(rows),
+            shortest=None if shortest is None else shortest[place][None],
             **rule,
         )
-        value, own_error = yield from _by_pieces(model, history, place[0], seen[place], refined)
-        integral[place], error[place] = value[0, :, 0], own_error[0]
+        value, doubt = yield from _by_pieces(model, history, own, seen[place], refined)
+        integral[place] = value[0, :, 0]
+        error[place] = doubt[0]
     return Integrals(
-        torch.cat([edges[:, :-1], left], 1),
-        torch.cat([edges[:, 1:], right], 1),
-        torch.cat([torch.where(settled, whole, 0.0), integral], 1),
-        torch.cat([torch.where(settled, whole_error, 0.0), error], 1),
+        left=torch.cat([edges[:, :-1], left], 1),
+        right=torch.cat([edges[:, 1:], right], 1),
+        value=torch.cat([whole, integral], 1),
+        error=torch.cat([whole_error, error], 1),
     )
 
 
@@ -727,7 +802,7 @@ def _in_log_time(
     edges: Float[Tensor, "B E"],
     exposure: BatchSteps | None,
     budget: float,
-) -> Generator[Question, Tensor, tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]]:
+) -> Generator[Question, Tensor, tuple[PerGap, PerGap]]:
     """The integrals over those gaps that one rule in log-time settles, so that their errors sum to
     at most ``budget``, and the errors, infinite for all other gaps and those with a step of the
     exposure inside.
@@ -739,12 +814,14 @@ def _in_log_time(
     rule = model.log_time_rule()
     if rule is None:
         return value, error
-    tried = (right > left) & (right - left <= rule.longest)
+    width = right - left
+    tried = (width > 0) & (width <= rule.longest)
     if exposure is not None:
         steps = exposure.times.contiguous()
-        before = torch.searchsorted(steps, left.contiguous(), right=True)
-        tried = tried & (before == torch.searchsorted(steps, right.contiguous()))
-        tried = tried & (exposure.at(left)[..., 0] > 0)
+        passed = torch.searchsorted(steps, left.contiguous(), right=True)
+        reached = torch.searchsorted(steps, right.contiguous())
+        weight = exposure.at(left)[..., 0]
+        tried = tried & (passed == reached) & (weight > 0)
     place = rows, gaps = torch.nonzero(tried, as_tuple=True)
     since = history.times[place]
     by_rule = integrating_in_log_time(
@@ -787,11 +864,12 @@ def _by_pieces(
         except StopIteration as done:
             value, error = done.value
             return value, error
-        flat_times = times.reshape(-1, times.shape[-1])
-        flat = which.flatten()
-        some = max(1, most // times.shape[-1])
+        nodes = times.shape[-1]
+        some = max(1, most // nodes)
+        parts = times.reshape(-1, nodes).split(some)
+        owners = which.flatten().split(some)
         found = []
-        for own_times, own in zip(flat_times.split(some), flat.split(some), strict=True):
+        for own_times, own in zip(parts, owners, strict=True):
             part = history.at_positions(rows[own], seen[own])
             assert part is not None  # otherwise the caller asks row by row
             rates = yield model, part, own_times[:, None], None

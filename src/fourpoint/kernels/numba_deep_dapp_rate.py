@@ -32,6 +32,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from itertools import pairwise
 from typing import NamedTuple, no_type_check
 
 import numpy as np
@@ -72,6 +73,8 @@ ZERO = f32(0.0)
 FOUR = np.uint64(4)
 ROOT = f32(math.sqrt(0.5))
 LOG2 = f32(math.log(2))
+HALVINGS = f32(1 / math.log(2))  # in the time in which a mode falls by a factor of e
+CYCLES = 1 / (2 * math.pi)  # per radian
 TURN = f32(0.5)  # cycles of sin and cos of pi x for x = 1
 FARTHEST = f32(4.0)  # erf is 1 to rounding from there on
 A0 = f32(-1.60960333262415e-02)
@@ -149,10 +152,12 @@ def arguments(loops: Callable[..., None], model: Model, positions: Positions, la
     found = np.empty(lags.shape, dtype=f32)
     count = max(1, min(threads(), len(lags)))
     bounds = np.linspace(0, len(lags), count + 1).astype(np.int64).tolist()
-    parts = list(zip(bounds[:-1], bounds[1:], strict=True))
     given = (model, positions, lags, found)
-    waiting = [_pool(count, os.getpid()).submit(loops, *part, *given) for part in parts[1:]]
-    loops(*parts[0], *given)
+    pool = _pool(count, os.getpid())
+    waiting = []
+    for first, last in pairwise(bounds[1:]):
+        waiting.append(pool.submit(loops, first, last, *given))
+    loops(bounds[0], bounds[1], *given)
     for part in waiting:
         part.result()
     return found
@@ -161,7 +166,7 @@ def arguments(loops: Callable[..., None], model: Model, positions: Positions, la
 @cache
 def _pool(count: int, process: int) -> ThreadPoolExecutor:
     """Threads of this process: one that was forked does not inherit them."""
-    return ThreadPoolExecutor(count - 1)
+    return ThreadPoolExecutor(count)
 
 
 # numba has its own types, and so none are given from here on.
@@ -175,9 +180,12 @@ def sweep(first, last, model, positions, lags, found):
     instructions, however the times are shared out.
     """
     J = len(model.decay)
-    total = (last - first) * lags.shape[1]
+    T = lags.shape[1]
+    H = len(model.rate)
+    total = (last - first) * T
     blocks = max(1, -(-total // BLOCK))
-    size = -(-total // (blocks * UNROLLED)) * UNROLLED
+    passes = -(-total // (blocks * UNROLLED))
+    size = passes * UNROLLED
     row = np.empty(size, dtype=np.uint64)  # a signed number could count from the end
     column = np.empty(size, dtype=np.int64)
     own = np.empty(size, dtype=np.float64)
@@ -186,10 +194,10 @@ def sweep(first, last, model, positions, lags, found):
     moved = Moved(
         real=np.empty((size, J + VECTOR), dtype=np.float32),
         imaginary=np.empty((size, J + VECTOR), dtype=np.float32),
-        summary=np.empty((size, len(model.rate) + VECTOR), dtype=np.float32),
+        summary=np.empty((size, H + VECTOR), dtype=np.float32),
     )
     inputs = np.empty((len(model.read), size), dtype=np.float32)
-    hidden = np.empty((len(model.rate), size), dtype=np.float32)
+    hidden = np.empty((H, size), dtype=np.float32)
     inner = np.empty((len(model.rate_up), size), dtype=np.float32)
     mean = np.empty(size, dtype=np.float32)
     scale = np.empty(size, dtype=np.float32)
@@ -197,8 +205,8 @@ def sweep(first, last, model, positions, lags, found):
     for block in range(blocks if total else 0):
         for t in range(size):
             place = min(block * size + t, total - 1)
-            row[t] = first + place // lags.shape[1]
-            column[t] = place % lags.shape[1]
+            row[t] = first + place // T
+            column[t] = place % T
             own[t] = lags[row[t], column[t]]
             z[t] = model.rate_bias
         moved_states(model, positions, row, own, cycles, halvings, moved)
@@ -232,14 +240,26 @@ def moved_states(model, positions, row, lags, cycles, halvings, moved):
             turns = exact * cycles[j]
             u = f32(turns - np.rint(turns))
             v = u * u
-            s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
-            c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
+            s = S3 + v * S4
+            s = S2 + v * s
+            s = S1 + v * s
+            s = u * (S0 + v * s)
+            c = C3 + v * C4
+            c = C2 + v * c
+            c = C1 + v * c
+            c = C0 + v * c
             h = d * halvings[j]
             h = FAINT if h > FAINT else h  # what is not a number stays so
             n = np.rint(h)
             rest = h - n
-            f = ONE + rest * (P1 + rest * (P2 + rest * (P3 + rest * (P4 + rest * P5))))
-            f *= np.int32((np.int32(127) - np.int32(n)) << np.int32(23)).view(np.float32)
+            f = P4 + rest * P5
+            f = P3 + rest * f
+            f = P2 + rest * f
+            f = P1 + rest * f
+            f = ONE + rest * f
+            exponent = np.int32(127) - np.int32(n)
+            power = np.int32(exponent << np.int32(23))
+            f *= power.view(np.float32)
             y = TWO * s * f
             cosine = f - y * s
             sine = y * c
@@ -253,10 +273,12 @@ def moved_states(model, positions, row, lags, cycles, halvings, moved):
 def mode_speeds(model, positions, r, cycles, halvings):
     """Cycles and halvings of the modes per unit of time."""
     for j in range(len(cycles)):
-        turning = f64(model.frequency[j]) * f64(positions.pace[r, j])
-        cycles[j] = turning * (1 / (2 * math.pi))
+        frequency = f64(model.frequency[j])
+        turning = frequency * f64(positions.pace[r, j])
+        cycles[j] = turning * CYCLES
     for j in range(len(halvings)):
-        halvings[j] = model.decay[j] * positions.pace[r, j] * f32(1 / math.log(2))
+        fading = model.decay[j] * positions.pace[r, j]
+        halvings[j] = fading * HALVINGS
 
 
 @no_type_check
@@ -284,7 +306,8 @@ def add_features(model, lags, first, inputs):
     """The features of all times, into the rows of ``inputs`` from number ``first`` on."""
     K = len(model.scales)
     for k in range(K):
-        logarithms(first + k, lags, ONE / model.scales[k], model.reach, inputs)
+        factor = ONE / model.scales[k]
+        logarithms(first + k, lags, factor, model.reach, inputs)
     octaves = (len(inputs) - first - K) // 2
     turns_per_unit = TURN
     for v in range(octaves):
@@ -300,12 +323,14 @@ def add_features(model, lags, first, inputs):
 def logarithms(k, lags, factor, reach, inputs):
     """log(1 + d / s_k) into row k: the exponent of the number, and a series for the rest."""
     for t in range(len(lags)):
-        x = ONE + min(f32(lags[t]), reach) * factor
+        d = min(f32(lags[t]), reach)
+        x = ONE + d * factor
         bits = np.float32(x).view(np.int32)
         power = (bits >> np.int32(23)) - np.int32(127)
         mantissa = (bits & np.int32(0x7FFFFF)) | np.int32(0x3F800000)
         rest = np.int32(mantissa).view(np.float32)
-        inputs[k, t] = f32(power) * LOG2 + log_one_plus(rest - ONE)
+        log_of_power = f32(power) * LOG2
+        inputs[k, t] = log_of_power + log_one_plus(rest - ONE)
 
 
 @no_type_check
@@ -315,8 +340,14 @@ def sines(logarithm, cosine, sine, cycles, inputs):
         u = cycles * inputs[logarithm, t]
         u = u - np.rint(u)
         v = u * u
-        s = u * (S0 + v * (S1 + v * (S2 + v * (S3 + v * S4))))
-        c = C0 + v * (C1 + v * (C2 + v * (C3 + v * C4)))
+        s = S3 + v * S4
+        s = S2 + v * s
+        s = S1 + v * s
+        s = u * (S0 + v * s)
+        c = C3 + v * C4
+        c = C2 + v * c
+        c = C1 + v * c
+        c = C0 + v * c
         inputs[cosine, t] = ONE - TWO * s * s
         inputs[sine, t] = TWO * s * c
 
@@ -341,10 +372,22 @@ def add_products(matrix, factors, into):
             k1 = k0 + np.uint64(1)
             k2 = k0 + np.uint64(2)
             k3 = k0 + np.uint64(3)
-            a0, a1, a2, a3 = matrix[k0, i0], matrix[k1, i0], matrix[k2, i0], matrix[k3, i0]
-            b0, b1, b2, b3 = matrix[k0, i1], matrix[k1, i1], matrix[k2, i1], matrix[k3, i1]
-            c0, c1, c2, c3 = matrix[k0, i2], matrix[k1, i2], matrix[k2, i2], matrix[k3, i2]
-            d0, d1, d2, d3 = matrix[k0, i3], matrix[k1, i3], matrix[k2, i3], matrix[k3, i3]
+            a0 = matrix[k0, i0]
+            a1 = matrix[k1, i0]
+            a2 = matrix[k2, i0]
+            a3 = matrix[k3, i0]
+            b0 = matrix[k0, i1]
+            b1 = matrix[k1, i1]
+            b2 = matrix[k2, i1]
+            b3 = matrix[k3, i1]
+            c0 = matrix[k0, i2]
+            c1 = matrix[k1, i2]
+            c2 = matrix[k2, i2]
+            c3 = matrix[k3, i2]
+            d0 = matrix[k0, i3]
+            d1 = matrix[k1, i3]
+            d2 = matrix[k2, i3]
+            d3 = matrix[k3, i3]
             for t in range(into.shape[1]):
                 x0 = factors[k0, t]
                 x1 = factors[k1, t]
@@ -380,9 +423,18 @@ def weighted_gelu(x, weights, total):
             u = x[i, t] * ROOT
             u = min(max(u, -FARTHEST), FARTHEST)
             v = u * u
-            top = A0 + v * (A1 + v * (A2 + v * (A3 + v * (A4 + v * (A5 + v * A6)))))
-            bottom = B0 + v * (B1 + v * (B2 + v * (B3 + v * B4)))
-            y = HALF * x[i, t] * (ONE + u * top / bottom)
+            top = A5 + v * A6
+            top = A4 + v * top
+            top = A3 + v * top
+            top = A2 + v * top
+            top = A1 + v * top
+            top = A0 + v * top
+            bottom = B3 + v * B4
+            bottom = B2 + v * bottom
+            bottom = B1 + v * bottom
+            bottom = B0 + v * bottom
+            erf = u * top / bottom
+            y = HALF * x[i, t] * (ONE + erf)
             x[i, t] = y
             total[t] += weight * y
 
@@ -404,9 +456,11 @@ def normalise(x, norm, eps, mean, scale):
             off = x[i, t] - mean[t]
             scale[t] += off * off
     for t in range(len(mean)):
-        scale[t] = ONE / np.sqrt(scale[t] / width + eps)
+        variance = scale[t] / width
+        scale[t] = ONE / np.sqrt(variance + eps)
     for i in range(len(x)):
         weight = norm[0, i]
         bias = norm[1, i]
         for t in range(len(mean)):
-            x[i, t] = (x[i, t] - mean[t]) * scale[t] * weight + bias
+            off = x[i, t] - mean[t]
+            x[i, t] = off * scale[t] * weight + bias

@@ -30,6 +30,7 @@ from fourpoint.kernels.compiling import machine_code
 
 Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
+Waves = NDArray[np.complex128]
 ERROR = 1e-6
 OCTAVES = 40  # from the shortest lag on
 CELLS = 2**14  # of a grid, at most
@@ -62,7 +63,7 @@ class ScoreTable:
     def __init__(
         self, frequency: Floats, decay: Floats, shift: Floats, weight: Floats, scale: float
     ) -> None:
-        self.rate: NDArray[np.complex128] = -decay + 1j * frequency  # (K, D)
+        self.rate: Waves = -decay + 1j * frequency  # (K, D)
         self.shift: Floats = shift
         self.weight: Floats = weight
         self.scale = scale
@@ -82,20 +83,25 @@ class ScoreTable:
         slot = self._slots(marks, mark)
         _, exponent = np.frexp(d * self.grid.speed)
         octave = np.maximum(exponent, 0).astype(np.int64)
-        beyond = (slot < 0) | (octave >= len(self.grid.left))
+        far = octave >= len(self.grid.left)
+        beyond = far | (slot < 0)
         if not beyond.any():
             return self._read(d, slot, octave)
-        found = np.empty((len(self.weight), len(d)))
+        heads = len(self.weight)
+        found = np.empty((heads, len(d)))
+        summed = self._summed(d[beyond], marks[beyond], mark)
+        found[:, beyond] = summed
         inside = ~beyond
-        found[:, beyond] = self._summed(d[beyond], marks[beyond], mark)
-        found[:, inside] = self._read(d[inside], slot[inside], octave[inside])
+        read = self._read(d[inside], slot[inside], octave[inside])
+        found[:, inside] = read
         return found
 
     def largest(self, lags: Floats, marks: Places, mark: int, top: int) -> tuple[Places, Floats]:
         """Where the ``top`` scores of the largest size are, and the scores, (K, top) or as many as
         there are, the largest first.
         """
-        shape = (len(self.weight), min(top, len(lags)))
+        heads = len(self.weight)
+        shape = (heads, min(top, len(lags)))
         places = np.empty(shape, dtype=np.int64)
         found = np.empty(shape)
         loop = kernels.SCORE_TABLE.choose()
@@ -110,7 +116,8 @@ class ScoreTable:
         """The tables of each pair; those that are missing are made."""
         slot = self.slots[mark].take(marks)
         if len(slot) and slot.min() < 0:
-            for other in np.unique(marks[slot < 0]).tolist():
+            missing = marks[slot < 0]
+            for other in np.unique(missing).tolist():
                 self._make(mark, other)
             slot = self.slots[mark].take(marks)
         return slot
@@ -118,16 +125,19 @@ class ScoreTable:
     def _read(self, d: Floats, slot: Places, octave: Places) -> Floats:
         grid = self.grid
         first = grid.first.take(octave)
-        last = grid.first.take(octave + 1) - first - 1
-        v = (d - grid.left.take(octave)) * grid.per_unit.take(octave)
+        following = grid.first.take(octave + 1)
+        last = following - first - 1
+        lag = d - grid.left.take(octave)
+        v = lag * grid.per_unit.take(octave)
         cell = np.minimum(v.astype(np.int64), last)
         u = (v - cell)[:, None]
         _, cells, heads, _ = self.tables.shape
         cubics = self.tables.reshape(-1, heads, 4)
-        own = cubics.take(slot * cells + first + cell, axis=0)
-        value = own[..., 2] + u * own[..., 3]
-        value = own[..., 1] + u * value
-        value = own[..., 0] + u * value
+        own = slot * cells + first + cell
+        c = cubics.take(own, axis=0)
+        value = c[..., 2] + u * c[..., 3]
+        value = c[..., 1] + u * value
+        value = c[..., 0] + u * value
         return np.asarray(value.T)
 
     def _grid(self) -> Grid:
@@ -136,38 +146,43 @@ class ScoreTable:
         speed = max(float(size.max()), 1e-12)
         right = 2.0 ** np.arange(OCTAVES) / speed
         left = np.concatenate([[0.0], right[:-1]])
-        faded = np.exp(self.rate.real * left[:, None, None])
+        width = right - left
+        exponents = self.rate.real * left[:, None, None]
+        faded = np.exp(exponents)
         each = self.weight * size**4 * faded
         fourth = each.sum(2).max(1)
-        wanted = np.ceil((right - left) * (fourth / (384 * ERROR)) ** 0.25)
+        fineness = (fourth / (384 * ERROR)) ** 0.25  # cells per unit of lag
+        wanted = np.ceil(width * fineness)
         cells = np.maximum(1, wanted).astype(np.int64)
-        count = int(np.searchsorted(np.cumsum(cells), CELLS, side="right"))
-        cells = cells[:count]
-        left = left[:count]
-        width = right[:count] - left
-        first = np.concatenate([[0], np.cumsum(cells)])
-        return Grid(speed, left, cells / width, first)
+        before = np.cumsum(cells)
+        count = int(np.searchsorted(before, CELLS, side="right"))
+        per_unit = cells[:count] / width[:count]
+        first = np.concatenate([[0], before[:count]])
+        return Grid(speed, left[:count], per_unit, first)
 
     def _make(self, mark: int, other: int) -> None:
         if self.pairs == len(self.tables):
             if 2 * self.tables.nbytes > BYTES:
                 return
-            self.tables = np.concatenate([self.tables, np.zeros_like(self.tables)])
+            room = np.zeros_like(self.tables)
+            self.tables = np.concatenate([self.tables, room])
         grid = self.grid
         cells = np.diff(grid.first)
-        lags = []
+        points = []
         for left, count, per_unit in zip(grid.left, cells, grid.per_unit, strict=True):
-            lags.append(left + np.arange(count) / per_unit)
-        end = grid.left[-1:] + cells[-1] / grid.per_unit[-1:]
-        points = np.concatenate([*lags, end])
-        value, derivative = self._sinusoids(points, mark, other)
+            lags = np.arange(count) / per_unit
+            points.append(left + lags)
+            end = left + count / per_unit
+        d = np.append(np.concatenate(points), end)
+        value, derivative = self._sinusoids(d, mark, other)
         h = 1 / np.repeat(grid.per_unit, cells)
         rise = np.diff(value)
         low = h * derivative[:, :-1]
         high = h * derivative[:, 1:]
         square = 3 * rise - 2 * low - high
         third = low + high - 2 * rise
-        cubic = np.stack([value[:, :-1], low, square, third], -1)  # (K, cells, 4)
+        start = value[:, :-1]
+        cubic = np.stack([start, low, square, third], -1)  # (K, cells, 4)
         self.tables[self.pairs] = cubic.transpose(1, 0, 2)
         self.slots[mark, other] = self.pairs
         self.pairs += 1
@@ -189,7 +204,8 @@ class ScoreTable:
                 angle = lag * rate.imag
                 cosine = fade * np.cos(angle)
                 sine = fade * np.sin(angle)
-                found = cosine @ both[k].real - sine @ both[k].imag
+                own = both[k]
+                found = cosine @ own.real - sine @ own.imag
                 value[k, some] = found[:, 0]
                 derivative[k, some] = found[:, 1]
         return value, derivative
@@ -198,7 +214,8 @@ class ScoreTable:
         found = np.empty((len(self.weight), len(d)))
         for other in np.unique(marks).tolist():
             mine = marks == other
-            found[:, mine] = self._sinusoids(d[mine], mark, other)[0]
+            value, _ = self._sinusoids(d[mine], mark, other)
+            found[:, mine] = value
         return found
 
 
@@ -211,7 +228,8 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
     size = np.abs(scores)
     head = np.arange(len(scores))[:, None]
     if size.shape[1] > top:
-        some = np.argpartition(size, -top, axis=1)[:, -top:]
+        rising = np.argpartition(size, -top, axis=1)
+        some = rising[:, -top:]
         order = np.argsort(-size[head, some], axis=1)
         places = some[head, order]
     else:
@@ -222,7 +240,9 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
 @cache
 def load() -> Callable[..., bool]:
     """:func:`largest_read` as machine code, cached on disk between runs if possible."""
-    return machine_code((sys.modules[__name__],), (largest_read,), fastmath=False)["largest_read"]
+    modules = (sys.modules[__name__],)
+    compiled = machine_code(modules, (largest_read,), fastmath=False)
+    return compiled["largest_read"]
 
 
 @no_type_check  # numba has its own types
@@ -234,25 +254,29 @@ def largest_read(lags, marks, mark, scale, grid, slots, tables, places, found):
     for n in range(len(lags)):
         d = lags[n] / scale
         slot = slots[mark, marks[n]]
-        octave = max(math.frexp(d * grid.speed)[1], 0)
+        _, exponent = math.frexp(d * grid.speed)
+        octave = max(exponent, 0)
         if slot < 0 or octave >= len(grid.left):
             return False
         first = grid.first[octave]
-        last = grid.first[octave + 1] - first - 1
-        u = (d - grid.left[octave]) * grid.per_unit[octave]
-        cell = min(int(u), last)
+        cells = grid.first[octave + 1] - first
+        lag = d - grid.left[octave]
+        u = lag * grid.per_unit[octave]
+        cell = min(int(u), cells - 1)
         u -= cell
         row = tables[slot, first + cell]
         for k in range(K):
             score = row[k, 2] + u * row[k, 3]
             score = row[k, 1] + u * score
             score = row[k, 0] + u * score
+            size = abs(score)
             i = min(n, top)  # the place that it takes, from the end on
-            while i > 0 and abs(score) > abs(found[k, i - 1]):
+            while i > 0 and size > abs(found[k, i - 1]):
+                before = i - 1
                 if i < top:
-                    places[k, i] = places[k, i - 1]
-                    found[k, i] = found[k, i - 1]
-                i -= 1
+                    places[k, i] = places[k, before]
+                    found[k, i] = found[k, before]
+                i = before
             if i < top:
                 places[k, i] = n
                 found[k, i] = score

@@ -39,6 +39,21 @@ SCANNED = 2**16
 LOOPED = 2**13
 RADIX = 8  # positions that a scan takes one by one
 
+# Arrays by their axes: N events of B windows, with P probes behind them; K moments of each of J
+# decays and M types, n events at a time.
+Times = Float[ndarray, " N"]
+Marks = Int[ndarray, " N"]
+Offsets = Int[ndarray, " B1"]
+Bounds = Float[ndarray, " B"]
+Probes = Int[ndarray, " P"]
+PerProbe = Float[ndarray, " P"]
+Decays = Float[ndarray, " J"]
+PerDecay = Float[ndarray, "J n"]
+Ages = Float[ndarray, "J 1 n"]
+Moment = Float[ndarray, "J M n"]
+Moments = Float[ndarray, "K J M n"]
+State = Float[ndarray, "K J M"]
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -46,15 +61,15 @@ class Timeline:
     ``duration`` alone.
     """
 
-    gaps: Float[ndarray, " N"]  # since the event before, 0 for the first of a window
-    marks: Int[ndarray, " N"]
-    source: Int[ndarray, " N"]  # the mark of the event before, which the first of a window ignores
+    gaps: Times  # since the event before, 0 for the first of a window
+    marks: Marks
+    source: Marks  # the mark of the event before, which the first of a window ignores
     first: Int[ndarray, " S"]  # index of each window's first event
-    last: Int[ndarray, " P"]  # index of the last event before each probe: the end of each window
-    tails: Float[ndarray, " P"]  # from that event to the probe
+    last: Probes  # index of the last event before each probe: the end of each window
+    tails: PerProbe  # from that event to the probe
     duration: float  # weighted
     counts: Int[ndarray, " M"]  # scored events of each type
-    changes: Float[ndarray, " P"]  # kappa: what the weight of time falls by at each probe
+    changes: PerProbe  # kappa: what the weight of time falls by at each probe
     exposed: Float[ndarray, " M"]  # weights of time at the events of each type, summed
     scored: Bool[ndarray, " N"]  # events whose rates count
 
@@ -65,11 +80,11 @@ class Timeline:
 
 
 def timeline(
-    times: Float[ndarray, " N"],
-    marks: Int[ndarray, " N"],
-    offsets: Int[ndarray, " B1"],
-    starts: Float[ndarray, " B"],
-    stops: Float[ndarray, " B"],
+    times: Times,
+    marks: Marks,
+    offsets: Offsets,
+    starts: Bounds,
+    stops: Bounds,
     types: int,
     unit: float = 1.0,
     weight: Steps | None = None,
@@ -103,19 +118,22 @@ def timeline(
         own = marks.copy()
         source = np.roll(marks, 1)
     if weight is None:
-        tails = (stops[some] - times[last]) / unit
+        when = stops[some]
         duration = float((stops - starts).sum()) / unit
         changes = np.ones(len(last))
         scored = np.ones(len(times), bool)
-        counts = np.bincount(own, minlength=types) if types > 1 else np.array([len(times)])
+        counts = np.array([len(times)])
+        if types > 1:
+            counts = np.bincount(own, minlength=types)
         exposed = counts.astype(np.float64)
     else:
         at_events, last, when, changes = _probes(times, offsets, starts, stops, weight)
-        tails = (when - times[last]) / unit
-        duration = float(weight.integrals(starts, stops).sum()) / unit
+        weighted = weight.integrals(starts, stops)
+        duration = float(weighted.sum()) / unit
         scored = at_events > 0
         counts = np.bincount(own[scored], minlength=types)
         exposed = np.bincount(own, at_events, minlength=types).astype(np.float64)
+    tails = (when - times[last]) / unit
     return Timeline(
         gaps=gaps,
         marks=own,
@@ -132,12 +150,12 @@ def timeline(
 
 
 def _probes(
-    times: Float[ndarray, " N"],
-    offsets: Int[ndarray, " B1"],
-    starts: Float[ndarray, " B"],
-    stops: Float[ndarray, " B"],
+    times: Times,
+    offsets: Offsets,
+    starts: Bounds,
+    stops: Bounds,
     weight: Steps,
-) -> tuple[Float[ndarray, " N"], Int[ndarray, " P"], Float[ndarray, " P"], Float[ndarray, " P"]]:
+) -> tuple[Times, Probes, PerProbe, PerProbe]:
     """The weight of time at every event, and of the probes with an event before them the index of
     that event, the time, and kappa. An event at a step lies behind it.
     """
@@ -158,27 +176,32 @@ def _probes(
     event_rows = np.repeat(rows, np.diff(offsets))
     row = np.concatenate([step_rows, event_rows, rows])
     when = np.concatenate([begins, times, stops])
-    kind = np.repeat([0, 1, 2], [len(begins), len(times), B])
+    counts = [len(begins), len(times), B]
+    kind = np.repeat([0, 1, 2], counts)
+    no_change = np.zeros(len(times))
+    falls = np.concatenate([-rises, no_change, final])
     order = np.lexsort((kind, when, row))
+    row = row[order]
+    when = when[order]
     kind = kind[order]
+    falls = falls[order]
     is_event = kind == 1
     step = np.where(kind == 0, order, -1)
     latest = np.maximum.accumulate(step)
     at_events = values[latest[is_event]]
     before = np.cumsum(is_event) - 1
-    falls = np.concatenate([-rises, np.zeros(len(times)), final])[order]
-    follows_event = before >= offsets[row[order]]
-    probe = ~is_event & follows_event & (falls != 0)
-    return at_events, before[probe], when[order][probe], falls[probe]
+    follows_event = before >= offsets[row]
+    changes = ~is_event & (falls != 0)
+    probe = changes & follows_event
+    return at_events, before[probe], when[probe], falls[probe]
 
 
-def fades(
-    line: Timeline, beta: Float[ndarray, " J"], most: int
-) -> Iterator[tuple[slice, Float[ndarray, "J n"], Float[ndarray, "J n"]]]:
+def fades(line: Timeline, beta: Decays, most: int) -> Iterator[tuple[slice, PerDecay, PerDecay]]:
     """Blocks of events with beta gap and exp(-beta gap) before each; nothing is left where a window
     begins.
     """
-    size = max(1024, most // (len(beta) * line.types))
+    kinds = len(beta) * line.types
+    size = max(1024, most // kinds)
     N = len(line.gaps)
     for a in range(0, N, size):
         block = slice(a, min(a + size, N))
@@ -190,15 +213,16 @@ def fades(
 
 
 def moment_blocks(
-    line: Timeline, beta: Float[ndarray, " J"], count: int
-) -> Iterator[tuple[slice, Float[ndarray, "K J M n"], Float[ndarray, "K J M"]]]:
+    line: Timeline, beta: Decays, count: int
+) -> Iterator[tuple[slice, Moments, State]]:
     """Blocks of events with ``count`` moments just before each, and the sum of kappa times those at
     the probes behind its events.
     """
     state = np.zeros((count, len(beta), line.types))
     types = np.arange(line.types)[:, None]
     for block, ages, fade in fades(line, beta, SCANNED):
-        own = (line.source[block] == types).astype(np.float64)
+        preceding = line.source[block] == types
+        own = preceding.astype(np.float64)
         moments = _moments(fade[:, None], ages[:, None], own, state)
         state = moments[..., -1].copy()
         within = inside(line.last, block)
@@ -207,7 +231,8 @@ def moment_blocks(
         after[0] += line.marks[last] == types
         since = beta[:, None, None] * line.tails[within]
         faded = _faded(after, since)
-        yield block, moments, faded @ line.changes[within]
+        weighted = faded @ line.changes[within]
+        yield block, moments, weighted
 
 
 def inside(places: Int[ndarray, " S"], block: slice) -> slice:
@@ -216,41 +241,44 @@ def inside(places: Int[ndarray, " S"], block: slice) -> slice:
     return slice(int(low), int(high))
 
 
-def _faded(
-    moments: Float[ndarray, "K J M n"], ages: Float[ndarray, "J 1 n"]
-) -> Float[ndarray, "K J M n"]:
+def _faded(moments: Moments, ages: Ages) -> Moments:
     """The moments when ``ages`` = beta dt have passed without an event."""
     faded = moments.copy()
     if len(moments) > 1:
         faded[1] += ages * moments[0]
     if len(moments) > 2:
-        faded[2] += ages * (2 * moments[1] + ages * moments[0])
+        driven = 2 * moments[1] + ages * moments[0]
+        faded[2] += ages * driven
     return faded * np.exp(-ages)
 
 
 def _moments(
-    fade: Float[ndarray, "J 1 n"],
-    ages: Float[ndarray, "J 1 n"],
+    fade: Ages,
+    ages: Ages,
     own: Float[ndarray, "M n"],
-    state: Float[ndarray, "K J M"],
-) -> Float[ndarray, "K J M n"]:
+    state: State,
+) -> Moments:
     """The moments before each event from those before the event that precedes the block; each is
     driven by those below it.
     """
     found = np.empty((*state.shape, fade.shape[-1]))
     found[0] = _scan(fade, fade * own, state[0])
     if len(state) > 1:
+        aged = fade * ages
         passed = _shifted(found[0], state[0]) + own
-        found[1] = _scan(fade, fade * ages * passed, state[1])
+        found[1] = _scan(fade, aged * passed, state[1])
     if len(state) > 2:
         before = _shifted(found[1], state[1])
-        driven = fade * ages * (2 * before + ages * passed)
-        found[2] = _scan(fade, driven, state[2])
+        driven = 2 * before + ages * passed
+        found[2] = _scan(fade, aged * driven, state[2])
     return found
 
 
-def _shifted(x: Float[ndarray, "J M n"], before: Float[ndarray, "J M"]) -> Float[ndarray, "J M n"]:
-    return np.concatenate([before[..., None], x[..., :-1]], -1)
+def _shifted(x: Moment, before: Float[ndarray, "J M"]) -> Moment:
+    """x one position later, after what was before it."""
+    first = before[..., None]
+    rest = x[..., :-1]
+    return np.concatenate([first, rest], -1)
 
 
 def _scan(factor: ndarray, drive: ndarray, before: ndarray | None = None) -> ndarray:
@@ -264,16 +292,21 @@ def _scan(factor: ndarray, drive: ndarray, before: ndarray | None = None) -> nda
     if before is not None:
         s[..., 0, 0] += factor[..., 0] * before
     for i in range(1, RADIX):
-        s[..., i] += p[..., i] * s[..., i - 1]
-        p[..., i] *= p[..., i - 1]
+        own = p[..., i]
+        s[..., i] += own * s[..., i - 1]
+        own *= p[..., i - 1]
     if chunks > 1:
-        carried = _scan(p[..., -1], s[..., -1])
-        s[..., 1:, :] += p[..., 1:, :] * carried[..., :-1, None]
-    return s.reshape(*drive.shape[:-1], -1)[..., :n]
+        ends = s[..., -1]
+        carried = _scan(p[..., -1], ends)
+        before_chunk = carried[..., :-1, None]
+        s[..., 1:, :] += p[..., 1:, :] * before_chunk
+    flat = s.reshape(*drive.shape[:-1], -1)
+    return flat[..., :n]
 
 
 def _in_chunks(x: ndarray, chunks: int) -> ndarray:
     """A copy whose last axis is cut into chunks of RADIX positions, the last filled up with 0."""
-    padded = np.zeros((*x.shape[:-1], chunks * RADIX))
-    padded[..., : x.shape[-1]] = x
-    return padded.reshape(*x.shape[:-1], chunks, RADIX)
+    *axes, n = x.shape
+    padded = np.zeros((*axes, chunks * RADIX))
+    padded[..., :n] = x
+    return padded.reshape(*axes, chunks, RADIX)

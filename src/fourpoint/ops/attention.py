@@ -35,13 +35,23 @@ PIECE = 2**18  # numbers per tensor while reading without gradient: what a proce
 LARGE_PIECE = 2**26  # elsewhere
 WIDE = 64  # more marks than this are turned at the queries rather than at the states
 
+# Arrays by their axes: B sequences, N events, G places in them with Q queries each, K heads, D
+# modes, M marks and C channels; marks and masks may have a last axis of heads.
+Marks = Int[Tensor, "B N *H"]
+Mask = Bool[Tensor, "B G N *J"]
+Queries = Float[Tensor, "B G Q"]
+Readings = Float[Tensor, "B G Q K M C"]
+Rates = Complex[Tensor, "K D"]
+State = Complex[Tensor, "B K D C"]
+Driven = Complex[Tensor, "B N K D C"]
+
 
 def dense(
     score: Score,
-    query: Float[Tensor, "B G Q"],
-    mask: Bool[Tensor, "B G N *J"],
+    query: Queries,
+    mask: Mask,
     events: Float[Tensor, "B N *H"],
-    marks: Int[Tensor, "B N *H"],
+    marks: Marks,
     values: Float[Tensor, "B N K"],
     normalise: str,
 ) -> Float[Tensor, "B G Q K M"]:
@@ -56,10 +66,10 @@ def dense(
 
 def weights(
     score: Score,
-    query: Float[Tensor, "B G Q"],
-    mask: Bool[Tensor, "B G N *J"],
+    query: Queries,
+    mask: Mask,
     events: Float[Tensor, "B N *H"],
-    marks: Int[Tensor, "B N *H"],
+    marks: Marks,
     normalise: str,
 ) -> Float[Tensor, "B K G Q M N"]:
     """What each event is multiplied by, per head, query and mark; 0 for events that are not
@@ -77,26 +87,29 @@ def normalised(
 ) -> Float[Tensor, "*S N"]:
     """Weights from scores, over the last axis; 0 outside ``mask``."""
     if normalise == "softmax":
-        some = mask.any(-1, keepdim=True)
-        seen = torch.where(mask | ~some, nu, -torch.inf)
-        return torch.where(mask, torch.softmax(seen, -1), 0.0)
+        none = ~mask.any(-1, keepdim=True)
+        seen = torch.where(mask | none, nu, -torch.inf)
+        shares = torch.softmax(seen, -1)
+        return torch.where(mask, shares, 0.0)
     nu = torch.where(mask, nu, 0.0)
     if normalise == "none":
         return nu
     return divide(nu, nu.sum(-1, keepdim=True))
 
 
-def per_head(mask: Bool[Tensor, "B G N *J"]) -> Bool[Tensor, "B H G N"]:
+def per_head(mask: Mask) -> Bool[Tensor, "B H G N"]:
     """A mask of events with an axis of heads, of length 1 where it is the same for all."""
-    return mask[:, None] if mask.ndim == 3 else mask.permute(0, 3, 1, 2)
+    if mask.ndim == 3:
+        return mask[:, None]
+    return mask.permute(0, 3, 1, 2)
 
 
 def drive(
     spectrum: Spectrum,
-    marks: Int[Tensor, "B N *H"],
+    marks: Marks,
     channels: Float[Tensor, "B N K C"],
     valid: Bool[Tensor, "B N *J"],
-) -> Complex[Tensor, "B N K D C"]:
+) -> Driven:
     """exp(-i psi_j(m_i)) v_i: what each event adds to the states; nothing where it is padding.
 
     Marks and ``valid`` may be one for all heads, or each head's own.
@@ -111,22 +124,22 @@ def drive(
         turn = turn[None, None, :, 0]
     events = valid if valid.ndim == 3 else valid[..., None]
     real = torch.where(events[..., None], channels, 0.0)
-    return turn[..., None] * real[:, :, :, None, :]
+    of_modes = real[:, :, :, None]
+    return turn[..., None] * of_modes
 
 
-def faded(
-    rate: Complex[Tensor, "K D"], lag: Float[Tensor, "B N K"], driven: Complex[Tensor, "B N K D C"]
-) -> Complex[Tensor, "B N K D C"]:
+def faded(rate: Rates, lag: Float[Tensor, "B N K"], driven: Driven) -> Driven:
     """What is left of each event in the states ``lag`` after it, a lag for each head."""
-    return _exponential(rate, lag[..., None])[..., None] * driven
+    turns = _exponential(rate, lag[..., None])
+    return turns[..., None] * driven
 
 
 def scan(
-    rate: Complex[Tensor, "K D"],
+    rate: Rates,
     gaps: Float[Tensor, "B N"],
-    driven: Complex[Tensor, "B N K D C"],
-    before: Complex[Tensor, "B K D C"] | None = None,
-) -> Complex[Tensor, "B N K D C"]:
+    driven: Driven,
+    before: State | None = None,
+) -> Driven:
     """States just after each event, S_i = exp(a gap_i) S_{i-1} + u_i, in O(n) work and O(log n)
     rounds.
 
@@ -136,61 +149,71 @@ def scan(
     """
     factor = _turns(rate, gaps)[..., None]
     if before is not None and driven.shape[1]:
-        first = driven[:, :1] + factor[:, :1] * before[:, None]
-        driven = torch.cat([first, driven[:, 1:]], 1)
+        left = factor[:, :1] * before[:, None]
+        first = driven[:, :1] + left
+        later = driven[:, 1:]
+        driven = torch.cat([first, later], 1)
     return recur(factor, driven)
 
 
 def step(
-    rate: Complex[Tensor, "K D"],
-    state: Complex[Tensor, "B K D C"],
+    rate: Rates,
+    state: State,
     gap: Float[Tensor, " B"],
-    driven: Complex[Tensor, "B K D C"],
-) -> Complex[Tensor, "B K D C"]:
+    driven: State,
+) -> State:
     """The state after one event more: what a stream does."""
     if _nowhere(gap):
         return state + driven
-    return _turns(rate, gap)[..., None] * state + driven
+    turns = _turns(rate, gap)
+    return turns[..., None] * state + driven
 
 
-def read(
-    spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Float[Tensor, "B G Q"]
-) -> Float[Tensor, "B G Q K M C"]:
+def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Queries) -> Readings:
     """sum_j w_j Re[exp(i psi_j(m)) exp(a_j lag) S_j] at Q lags after each state, for every mark.
 
     Without gradient it goes in pieces that stay in the processor's cache, which is what large
     evaluations live on, and at lag 0 nothing is turned, which is what a sampler lives on.
     """
     M = spectrum.shift.shape[-1]
-    C = state.shape[-1]
+    B, G, K, _, C = state.shape
     Q = lag.shape[2]
     turn = spectrum.turn
     if _nowhere(lag):
         if C == 1:
-            flat = readings(state[..., 0].flatten(0, 1), spectrum.readers[..., :M])
-            here = flat.unflatten(0, state.shape[:2])[..., None]
+            readers = spectrum.readers[..., :M]
+            one = state[..., 0].flatten(0, 1)
+            flat = readings(one, readers)
+            here = flat.unflatten(0, (B, G))[..., None]
         else:
             here = real_sums(state, turn)
-        return here[:, :, None].expand(-1, -1, Q, -1, -1, -1)
-    decay = torch.zeros_like(spectrum.frequency) if spectrum.decay is None else spectrum.decay
+        return here[:, :, None].expand(B, G, Q, K, M, C)
+    decay = spectrum.decay
+    if decay is None:
+        decay = torch.zeros_like(spectrum.frequency)
     if M > WIDE:
         rate = torch.complex(-decay, spectrum.frequency)
         return _read_many(turn, rate, state, lag)
 
     def some(state: Tensor, lag: Tensor) -> Tensor:
-        turned = (turn[..., None] * state[..., None, :]).flatten(-2)
-        stacked = torch.cat([turned.real, -turned.imag], -2)
+        turned = turn[..., None] * state[..., None, :]
+        columns = turned.flatten(-2)
+        stacked = torch.cat([columns.real, -columns.imag], -2)
         return _Read.apply(spectrum.frequency, decay, stacked, lag)
 
     piece = PIECE if lag.device.type == "cpu" else LARGE_PIECE
-    rows = max(1, piece // max(1, Q * spectrum.weight.numel()))
-    if torch.is_grad_enabled() or lag.shape[0] * lag.shape[1] <= rows:
+    sinusoids = Q * spectrum.weight.numel()
+    rows = max(1, piece // max(1, sinusoids))
+    if torch.is_grad_enabled() or B * G <= rows:
         sums = some(state, lag)
     else:
         states = state.flatten(0, 1).split(rows)
         lags = lag.flatten(0, 1).split(rows)
-        parts = [some(s[None], d[None])[0] for s, d in zip(states, lags, strict=True)]
-        sums = torch.cat(parts).unflatten(0, lag.shape[:2])
+        parts = []
+        for part, own in zip(states, lags, strict=True):
+            found = some(part[None], own[None])
+            parts.append(found[0])
+        sums = torch.cat(parts).unflatten(0, (B, G))
     return sums.transpose(2, 3).unflatten(-1, (M, C))
 
 
@@ -198,9 +221,8 @@ def real_sums(
     state: Complex[Tensor, "*S K D C"], turn: Complex[Tensor, "K D N"]
 ) -> Float[Tensor, "*S K N C"]:
     """sum_j Re[turn_j S_j] for N turns, as one real product."""
-    sign = torch.tensor([1.0, -1.0], dtype=turn.real.dtype, device=turn.device)
     states = torch.view_as_real(state)
-    turns = torch.view_as_real(turn) * sign
+    turns = torch.view_as_real(torch.conj_physical(turn))
     return torch.einsum("...kdcr,kdnr->...knc", states, turns)
 
 
@@ -219,13 +241,12 @@ def _nowhere(lag: Tensor) -> bool:
     return not torch.is_grad_enabled() and not bool(lag.any())
 
 
-def _read_many(
-    turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor
-) -> Float[Tensor, "B G Q K M C"]:
+def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Readings:
     """The same for many marks: states are moved to each query first, and the marks' turns come
     last, as one product.
     """
-    moved = _turns(rate, lag)[..., None] * state[:, :, None]
+    turns = _turns(rate, lag)
+    moved = turns[..., None] * state[:, :, None]
     return real_sums(moved, turn)
 
 
@@ -242,7 +263,8 @@ class _Read(torch.autograd.Function):
     ) -> Float[Tensor, "B G K Q R"]:
         d = lag[:, :, None, :, None]
         angle = d * frequency[:, None]
-        fade = (d * -decay[:, None]).clamp_(min=FADED).exp_()
+        exponent = d * -decay[:, None]
+        fade = exponent.clamp_(min=FADED).exp_()
         cosine = angle.cos().mul_(fade)
         sine = angle.sin_().mul_(fade)
         ctx.save_for_backward(frequency, decay, stacked, lag, cosine, sine)
@@ -253,19 +275,24 @@ class _Read(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Context, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         frequency, decay, stacked, lag, cosine, sine = ctx.saved_tensors
-        both = torch.cat([grad, lag[:, :, None, :, None] * grad], -1)
+        times_lag = lag[:, :, None, :, None] * grad
+        both = torch.cat([grad, times_lag], -1)
         up, down = stacked.chunk(2, -2)
-        d_up, c = (cosine.transpose(-1, -2) @ both).chunk(2, -1)
-        d_down, s = (sine.transpose(-1, -2) @ both).chunk(2, -1)
-        d_frequency = (down * c - up * s).sum((0, 1, -1))
-        d_decay = -(up * c + down * s).sum((0, 1, -1))
+        by_cosine = cosine.transpose(-1, -2) @ both
+        by_sine = sine.transpose(-1, -2) @ both
+        d_up, c = by_cosine.chunk(2, -1)
+        d_down, s = by_sine.chunk(2, -1)
+        turning = down * c - up * s
+        d_frequency = turning.sum((0, 1, -1))
+        fading = up * c + down * s
+        d_decay = -fading.sum((0, 1, -1))
         d_lag = None
         if ctx.needs_input_grad[3]:
             theta = frequency[:, None]
             gamma = decay[:, None]
-            by_up = (-gamma * cosine - theta * sine) @ up
-            by_down = (theta * cosine - gamma * sine) @ down
-            derivative = by_up + by_down
+            of_cosine = -gamma * cosine - theta * sine
+            of_sine = theta * cosine - gamma * sine
+            derivative = of_cosine @ up + of_sine @ down
             d_lag = (derivative * grad).sum((2, 4))
         d_stacked = torch.cat([d_up, d_down], -2)
         return d_frequency, d_decay, d_stacked, d_lag
@@ -274,16 +301,18 @@ class _Read(torch.autograd.Function):
 def divide(top: Tensor, bottom: Tensor) -> Tensor:
     """top / bottom, and 0 where bottom is 0 because nothing was seen."""
     some = bottom > 0
-    return torch.where(some, top / torch.where(some, bottom, 1.0), 0.0)
+    quotient = top / torch.where(some, bottom, 1.0)
+    return torch.where(some, quotient, 0.0)
 
 
-def _turns(rate: Complex[Tensor, "K D"], gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
+def _turns(rate: Rates, gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     """exp(a gap) of every mode."""
     return _exponential(rate, gaps[..., None, None])
 
 
-def _exponential(rate: Complex[Tensor, "K D"], lag: Tensor) -> Tensor:
+def _exponential(rate: Rates, lag: Tensor) -> Tensor:
     """exp(a lag); twice as fast as torch.polar, with gradient too."""
-    fade = torch.exp((rate.real * lag).clamp(min=FADED))
+    exponent = (rate.real * lag).clamp(min=FADED)
+    fade = torch.exp(exponent)
     angle = rate.imag * lag
     return torch.complex(fade * angle.cos(), fade * angle.sin())

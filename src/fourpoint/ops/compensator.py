@@ -32,9 +32,14 @@ from torch import Tensor
 
 from fourpoint.ops.quadrature import Unconverged, gauss_legendre
 
-Rates = Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]
+PerPath = Float[Tensor, " B"]
+PerPanel = Float[Tensor, "B Q"]  # a row of Q numbers for the panel of each path
+AtNodes = Float[Tensor, "B N"]  # of all panels of each path
+AtLevels = Float[Tensor, "B L"]
+
+Rates = Callable[[PerPanel], Float[Tensor, "B Q M"]]
 # of a panel that begins so long after the start
-Longest = Callable[[Float[Tensor, " B"]], Float[Tensor, " B"]]
+Longest = Callable[[PerPath], PerPath]
 
 NODES = 16
 TOLERANCE = 1e-5  # of each panel's integral: far below what any test of a sample could see
@@ -52,24 +57,24 @@ class Panel(NamedTuple):
     panel.
     """
 
-    left: Float[Tensor, " B"]
-    width: Float[Tensor, " B"]
-    before: Float[Tensor, " B"]  # Lambda at the left end
-    gain: Float[Tensor, " B"]  # its increase over the panel
-    coefficients: Float[Tensor, "B Q"]  # of the total rate
+    left: PerPath
+    width: PerPath
+    before: PerPath  # Lambda at the left end
+    gain: PerPath  # its increase over the panel
+    coefficients: PerPanel  # of the total rate
     intensities: Float[Tensor, "B Q M"]  # at the nodes
 
 
 def march(
     rates: Rates,
-    start: Float[Tensor, " B"],
-    stop: Float[Tensor, " B"],
-    target: Float[Tensor, " B"],
-    width: Float[Tensor, " B"],
+    start: PerPath,
+    stop: PerPath,
+    target: PerPath,
+    width: PerPath,
     *,
     longest: Longest | None = None,
-    shortest: Float[Tensor, " B"] | None = None,
-    through: Float[Tensor, " B"] | None = None,
+    shortest: PerPath | None = None,
+    through: PerPath | None = None,
     tolerance: float = TOLERANCE,
 ) -> Iterator[Panel]:
     """Panels from ``start`` on, until Lambda has passed ``target`` or time has reached ``stop``
@@ -103,17 +108,25 @@ def march(
     lags = _probes(width, shortest)  # of the first panel, which begins with an event
     halved = torch.zeros_like(start, dtype=torch.bool)
     while True:
-        stopped = (left >= stop) | (total >= target) | (left - start > FAR * first)
+        elapsed = left - start
+        reached = (left >= stop) | (total >= target)
+        stopped = reached | (elapsed > FAR * first)
         if bool(stopped.all()):
             return
-        most = width if longest is None else torch.minimum(width, longest(left - start))
+        most = width
+        if longest is not None:
+            most = torch.minimum(width, longest(elapsed))
         right = _right_end(left, most, stop, through)
         h = torch.where(stopped, 0.0, right - left)
         looked = torch.cat([lags.new_zeros(1), lags])
-        expected = _legendre(2 * looked - 1, NODES - 1) if len(lags) else at_left_end
+        expected = at_left_end
+        if len(lags):
+            expected = _legendre(2 * looked - 1, NODES - 1)
         places = torch.cat([looked, x])
-        found = rates(left[:, None] + h[:, None] * places)
-        seen = found[:, : len(looked)].sum(-1).to(start.dtype)
+        times = left[:, None] + h[:, None] * places
+        found = rates(times)
+        before = found[:, : len(looked)]
+        seen = before.sum(-1).to(start.dtype)
         own = found[:, len(looked) :]
         lam = own.sum(-1).to(start.dtype)
         _check_finite(lam, left, h)
@@ -121,11 +134,13 @@ def march(
         gain = h * c[:, 0]
         off = (seen - c @ expected).abs()
         off = torch.where(torch.isfinite(off), off, 0.0)
-        missed = off @ torch.cat([x[:1], 8 * lags])
+        weights = torch.cat([x[:1], 8 * lags])
+        missed = off @ weights
         last = c[:, -3:].abs().amax(1)
-        error = h * (last / (2 * NODES - 5) + missed)
-        rounding = 256 * torch.finfo(own.dtype).eps * gain.abs()
-        allowed = tolerance + rounding
+        tail = last / (2 * NODES - 5)
+        error = h * (tail + missed)
+        eps = torch.finfo(own.dtype).eps
+        allowed = tolerance + 256 * eps * gain.abs()
         fine = (error <= allowed) & ~stopped
         coarse = ~(fine | stopped)
         _check_width(h, error, left, coarse)
@@ -144,7 +159,9 @@ def march(
         wider = torch.maximum(h, width) * growth
         if longest is not None:
             wider = torch.minimum(wider, GROWTH * torch.maximum(h, most))
-        narrower = torch.minimum(h / 2, begin) if len(lags) else h / 2
+        narrower = h / 2
+        if len(lags):
+            narrower = torch.minimum(narrower, begin)
         following = torch.where(fine, wider, narrower)
         width = torch.where(stopped, width, following)
         lags = lags[:0]
@@ -152,16 +169,18 @@ def march(
 
 
 def _right_end(
-    left: Float[Tensor, " B"],
-    width: Float[Tensor, " B"],
-    stop: Float[Tensor, " B"],
-    through: Float[Tensor, " B"] | None,
-) -> Float[Tensor, " B"]:
+    left: PerPath,
+    width: PerPath,
+    stop: PerPath,
+    through: PerPath | None,
+) -> PerPath:
     """The right end of a panel: later than ``left``, at most ``stop``, and at ``through`` if that
     lies inside.
     """
-    next_number = torch.nextafter(left, torch.full_like(left, torch.inf))
-    right = torch.minimum(torch.maximum(left + width, next_number), stop)
+    endless = torch.full_like(left, torch.inf)
+    next_number = torch.nextafter(left, endless)
+    later = torch.maximum(left + width, next_number)
+    right = torch.minimum(later, stop)
     if through is None:
         return right
     crossed = (left < through) & (through < right)
@@ -170,15 +189,15 @@ def _right_end(
 
 def reach(
     rates: Rates,
-    start: Float[Tensor, " B"],
-    stop: Float[Tensor, " B"],
-    target: Float[Tensor, " B"],
-    width: Float[Tensor, " B"],
+    start: PerPath,
+    stop: PerPath,
+    target: PerPath,
+    width: PerPath,
     *,
     longest: Longest | None = None,
-    shortest: Float[Tensor, " B"] | None = None,
+    shortest: PerPath | None = None,
     tolerance: float = TOLERANCE,
-) -> Float[Tensor, " B"]:
+) -> PerPath:
     """The time at which Lambda, counted from ``start``, reaches ``target``; infinite where it does
     not before ``stop``.
 
@@ -202,11 +221,11 @@ def reach(
         tolerance=tolerance,
     )
     for p in panels:
-        there = (p.width > 0) & (p.before < target) & (p.before + p.gain >= target)
+        after = p.before + p.gain
+        passed = (p.before < target) & (after >= target)
+        there = (p.width > 0) & passed
         if bool(there.any()):
-            own = _rows(p, there)
-            rest = target[there] - own.before
-            time[there] = own.left + own.width * _inside(own, rest)
+            time[there] = _time_at(_rows(p, there), target[there])
     return time
 
 
@@ -219,25 +238,25 @@ class Law:
     probability that no event comes at all before ``stop``.
     """
 
-    start: Float[Tensor, " B"]
-    times: Float[Tensor, "B N"]
-    weights: Float[Tensor, "B N"]
-    integral: Float[Tensor, "B N"]
+    start: PerPath
+    times: AtNodes
+    weights: AtNodes
+    integral: AtNodes
     intensities: Float[Tensor, "B N M"]
-    never: Float[Tensor, " B"]
+    never: PerPath
     panels: tuple[Panel, ...]
 
     @property
-    def survival(self) -> Float[Tensor, "B N"]:
+    def survival(self) -> AtNodes:
         """The probability of no event so far, exp(-Lambda)."""
         return torch.exp(-self.integral)
 
     @property
-    def density(self) -> Float[Tensor, "B N"]:
+    def density(self) -> AtNodes:
         """Of the next event's time, lambda exp(-Lambda)."""
         return self.intensities.sum(-1) * self.survival
 
-    def mean(self) -> Float[Tensor, " B"]:
+    def mean(self) -> PerPath:
         """The expected time, start + int exp(-Lambda); infinite where an event may never come."""
         expected = self.start + (self.weights * self.survival).sum(1)
         return torch.where(self.never < 1e-6, expected, torch.inf)
@@ -248,7 +267,7 @@ class Law:
         raw = (weights[..., None] * self.intensities).sum(1)
         return raw / raw.sum(1, keepdim=True)
 
-    def quantiles(self, levels: Sequence[float]) -> Float[Tensor, "B L"]:
+    def quantiles(self, levels: Sequence[float]) -> AtLevels:
         """The times before which the next event falls with these probabilities; infinite where it
         may never come.
         """
@@ -256,23 +275,23 @@ class Law:
         targets = -torch.log1p(-own)
         return self._reached(targets.expand(len(self.start), -1))
 
-    def quantiles_at(self, levels: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def quantiles_at(self, levels: PerPath) -> PerPath:
         """The same with one probability for each path."""
         targets = -torch.log1p(-levels)
         return self._reached(targets[:, None])[:, 0]
 
-    def _reached(self, targets: Float[Tensor, "B L"]) -> Float[Tensor, "B L"]:
+    def _reached(self, targets: AtLevels) -> AtLevels:
         """When Lambda reaches the targets; at the start for 0."""
-        time = torch.where(targets > 0, torch.inf, self.start[:, None])
+        start = self.start[:, None]
+        time = torch.where(targets > 0, torch.inf, start)
         for p in self.panels:
             low = p.before[:, None]
             high = (p.before + p.gain)[:, None]
             inside = (low < targets) & (high >= targets)
             row, level = torch.nonzero(inside, as_tuple=True)
             if len(row):
-                own = _rows(p, row)
-                past = targets[row, level] - own.before
-                time[row, level] = own.left + own.width * _inside(own, past)
+                own = targets[row, level]
+                time[row, level] = _time_at(_rows(p, row), own)
         return time
 
     def integral_at(self, times: Float[Tensor, "B G"]) -> Float[Tensor, "B G"]:
@@ -280,13 +299,15 @@ class Law:
         total = torch.zeros_like(times)
         for p in self.panels:
             h = p.width[:, None]
-            share = (times - p.left[:, None]) / torch.where(h > 0, h, 1.0)
+            lag = times - p.left[:, None]
+            share = lag / _divisor(h)
             x = share.clamp(0, 1)
             inner = _antiderivatives(x, _legendre(2 * x - 1, NODES))
-            total = total + h * torch.einsum("bgn,bn->bg", inner, p.coefficients)
+            mean = torch.einsum("bgn,bn->bg", inner, p.coefficients)
+            total = total + h * mean
         return total
 
-    def crps(self, time: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    def crps(self, time: PerPath) -> PerPath:
         """Continuous ranked probability score of the observed ``time``: (y - a) - 2 int_a^y S + int
         S^2, S = exp(-Lambda).
 
@@ -294,20 +315,22 @@ class Law:
         """
         s = self.survival
         weighted = self.weights * s
-        early = torch.where(self.times <= time[:, None], weighted, 0.0).sum(1)
+        before = self.times <= time[:, None]
+        early = torch.where(before, weighted, 0.0).sum(1)
         squares = (self.weights * s.square()).sum(1)
-        return (time - self.start) - 2 * early + squares
+        elapsed = time - self.start
+        return elapsed - 2 * early + squares
 
 
 def next_event_law(
     rates: Rates,
-    start: Float[Tensor, " B"],
-    width: Float[Tensor, " B"],
+    start: PerPath,
+    width: PerPath,
     *,
-    stop: Float[Tensor, " B"] | None = None,
+    stop: PerPath | None = None,
     longest: Longest | None = None,
-    shortest: Float[Tensor, " B"] | None = None,
-    through: Float[Tensor, " B"] | None = None,
+    shortest: PerPath | None = None,
+    through: PerPath | None = None,
     tolerance: float = TOLERANCE,
 ) -> Law:
     """The law of the next event's time and mark, while nothing else happens, from the rate alone.
@@ -341,9 +364,12 @@ def next_event_law(
     total = torch.zeros_like(start)
     for p in panels:
         h = p.width[:, None]
-        times.append(p.left[:, None] + h * x)
+        left = p.left[:, None]
+        before = p.before[:, None]
+        mean = p.coefficients @ inner.T
+        times.append(left + h * x)
         weights.append(h * w)
-        integrals.append(p.before[:, None] + h * (p.coefficients @ inner.T))
+        integrals.append(before + h * mean)
         intensities.append(p.intensities.to(start.dtype))
         total = total + p.gain
     return Law(
@@ -362,9 +388,12 @@ def _rows(panel: Panel, some: Tensor) -> Panel:
     return Panel(*(x[some] for x in panel))
 
 
-def _probes(
-    width: Float[Tensor, " B"], shortest: Float[Tensor, " B"] | None
-) -> Float[Tensor, " K"]:
+def _divisor(x: Tensor) -> Tensor:
+    """x where it is positive, and 1 elsewhere: quotients by it are finite."""
+    return torch.where(x > 0, x, 1.0)
+
+
+def _probes(width: PerPath, shortest: PerPath | None) -> Float[Tensor, " K"]:
     """Lags at which a panel of this width is compared with the rate, as shares of it, down to the
     shortest time.
     """
@@ -374,7 +403,8 @@ def _probes(
         longer = float(ratio.max().clamp(max=2.0**50))
     count = 0
     if longer > 128:
-        count = math.ceil(math.log2(longer / 128) / 5) + 1
+        octaves = math.log2(longer / 128)
+        count = math.ceil(octaves / 5) + 1
     number = torch.arange(count, dtype=width.dtype, device=width.device)
     return 2.0 ** -(6 + 5 * number)
 
@@ -392,7 +422,8 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
     """P_0 .. P_degree, by the three-term recursion."""
     values = [torch.ones_like(u), u]
     for n in range(1, degree):
-        raised = (2 * n + 1) * u * values[n]
+        factor = 2 * n + 1
+        raised = factor * u * values[n]
         next_one = raised - n * values[n - 1]
         values.append(next_one / (n + 1))
     return torch.stack(values[: degree + 1])
@@ -401,26 +432,39 @@ def _legendre(u: Float[Tensor, "*S"], degree: int) -> Float[Tensor, "*T"]:
 def _antiderivatives(x: Float[Tensor, "*S"], p: Float[Tensor, "*T"]) -> Float[Tensor, "*S N"]:
     """int_0^x P_n(2 s - 1) ds for n = 0 .. NODES - 1, where ``p`` are P_0 .. P_NODES at 2 x - 1."""
     degrees = torch.arange(1, NODES, dtype=x.dtype, device=x.device)
-    odd = 2 * (2 * degrees + 1).reshape(-1, *[1] * x.ndim)
-    higher = (p[2:] - p[:-2]) / odd
-    return torch.movedim(torch.cat([x[None], higher]), 0, -1)
+    odd = (2 * degrees + 1).reshape(-1, *[1] * x.ndim)
+    difference = p[2:] - p[:-2]
+    higher = difference / (2 * odd)
+    integrals = torch.cat([x[None], higher])
+    return torch.movedim(integrals, 0, -1)
 
 
-def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def _time_at(panel: Panel, target: PerPath) -> PerPath:
+    """When Lambda reaches a target that lies in the panel."""
+    rest = target - panel.before
+    return panel.left + panel.width * _inside(panel, rest)
+
+
+def _inside(panel: Panel, rest: PerPath) -> PerPath:
     """Where in the panel, from 0 to 1, its own integral reaches ``rest``: Newton's steps, kept
     inside a bracket.
     """
+    c = panel.coefficients
     low = torch.zeros_like(rest)
     high = torch.ones_like(rest)
-    x = (rest / torch.where(panel.gain > 0, panel.gain, 1.0)).clamp(0, 1)
+    share = rest / _divisor(panel.gain)
+    x = share.clamp(0, 1)
     for _ in range(60):
         p = _legendre(2 * x - 1, NODES)
-        off = panel.width * (panel.coefficients * _antiderivatives(x, p)).sum(-1) - rest
+        terms = c * _antiderivatives(x, p)
+        off = panel.width * terms.sum(-1) - rest
         low = torch.where(off < 0, x, low)
         high = torch.where(off >= 0, x, high)
-        derivative = panel.width * (panel.coefficients * p[:-1].T).sum(-1)
-        step = x - off / torch.where(derivative > 0, derivative, 1.0)
-        usable = (derivative > 0) & (step >= low) & (step <= high)
+        rates = c * p[:-1].T
+        derivative = panel.width * rates.sum(-1)
+        step = x - off / _divisor(derivative)
+        bracketed = (step >= low) & (step <= high)
+        usable = (derivative > 0) & bracketed
         following = torch.where(usable, step, (low + high) / 2)
         moved = (following - x).abs()
         x = following
@@ -429,13 +473,13 @@ def _inside(panel: Panel, rest: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     return x
 
 
-def _check_finite(
-    lam: Float[Tensor, "B Q"], left: Float[Tensor, " B"], h: Float[Tensor, " B"]
-) -> None:
-    bad = ~torch.isfinite(lam).all(1) & (h > 0)
+def _check_finite(lam: PerPanel, left: PerPath, h: PerPath) -> None:
+    finite = torch.isfinite(lam)
+    bad = ~finite.all(1) & (h > 0)
     if bool(bad.any()):
         i = int(torch.nonzero(bad)[0])
-        rate = float(lam[i][~torch.isfinite(lam[i])][0])
+        wrong = lam[i][~finite[i]]
+        rate = float(wrong[0])
         begin = float(left[i])
         end = float(left[i] + h[i])
         raise Unconverged(
@@ -444,9 +488,7 @@ def _check_finite(
         )
 
 
-def _check_width(
-    h: Float[Tensor, " B"], error: Float[Tensor, " B"], left: Float[Tensor, " B"], missed: Tensor
-) -> None:
+def _check_width(h: PerPath, error: PerPath, left: PerPath, missed: Tensor) -> None:
     lost = missed & (left + h / 4 == left)
     if bool(lost.any()):
         i = int(torch.nonzero(lost)[0])

@@ -34,20 +34,29 @@ HALVINGS, PATIENT, EXCHANGES = 20, 3, 6
 EPS = float(np.finfo(np.float64).eps)  # one rounding, as a share of a value
 NOISE = 1e-12  # more than the roundings of a long sum, as a share of its value
 
+# Arrays by their axes: M rows of W numbers each, and J numbers that all rows share.
+Theta = Float[ndarray, "M W"]
+Which = Bool[ndarray, "M W"]
+Blocks = Float[ndarray, "M W W"]
+Row = Float[ndarray, " W"]
+PerRow = Float[ndarray, " M"]
+Shared = Float[ndarray, " J"]
+Likelihood = Callable[[ndarray, ndarray], Derivatives]
+
 
 @dataclass(frozen=True)
 class Point:
     """A place, and the likelihood there with its gradient and curvature."""
 
-    theta: Float[ndarray, "M W"]
-    u: Float[ndarray, " J"]
+    theta: Theta
+    u: Shared
     here: Derivatives
 
 
 def climb(
-    likelihood: Callable[[ndarray, ndarray], Derivatives],
-    theta: Float[ndarray, "M W"],
-    u: Float[ndarray, " J"],
+    likelihood: Likelihood,
+    theta: Theta,
+    u: Shared,
     low: float,
     high: float,
     *,
@@ -95,16 +104,16 @@ class Information:
     entries of 0.
     """
 
-    rows: Float[ndarray, "M W W"]
+    rows: Blocks
     reach: Float[ndarray, "M W J"]
     joint: Float[ndarray, "J J"]
-    known: Bool[ndarray, "M W"]
+    known: Which
     inside: Bool[ndarray, " J"]
 
-    def variances(self) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
+    def variances(self) -> tuple[Theta, Shared]:
         """Of theta and of u, NaN for what is not known."""
         through = np.einsum("mwj,jk,mwk->mw", self.reach, self.joint, self.reach)
-        variance = np.einsum("mww->mw", self.rows) + through
+        variance = _diagonals(self.rows) + through
         determined = self.known & (variance > 0)
         of_theta = np.where(determined, variance, np.nan)
         of_u = np.where(self.inside, self.joint.diagonal(), np.nan)
@@ -120,8 +129,11 @@ def information(at: Point, low: float, high: float, *, beyond: bool = False) -> 
         return None
     parts = _parts(at)
     border = parts.border
-    free = np.ones_like(at.theta, dtype=bool) if beyond else at.theta > 0
-    inside = (at.u > low) & (at.u < high) & _matters(at)
+    free = at.theta > 0
+    if beyond:
+        free = np.ones_like(free)
+    between = (at.u > low) & (at.u < high)
+    inside = between & _matters(at)
     inverse, known = _inverses(parts.negative, free)
     reach = inverse @ border
     schur = parts.own - np.einsum("mwj,mwk->jk", border, reach)
@@ -137,9 +149,7 @@ def information(at: Point, low: float, high: float, *, beyond: bool = False) -> 
     return Information(inverse, reach, joint, known, inside)
 
 
-def standard_errors(
-    at: Point, low: float, high: float
-) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
+def standard_errors(at: Point, low: float, high: float) -> tuple[Theta, Shared]:
     """Standard errors of theta and of u: roots of the diagonal of the inverse of the negative
     curvature.
 
@@ -165,12 +175,12 @@ class Directions:
     profile. NaN if not determined.
     """
 
-    theta: Float[ndarray, "M W"]
-    u: Float[ndarray, " J"]
+    theta: Theta
+    u: Shared
     rows: Float[ndarray, "M W V"]
-    curvature: Float[ndarray, "M W"]
+    curvature: Theta
     joint: Float[ndarray, "J M V"]
-    joint_curvature: Float[ndarray, " J"]
+    joint_curvature: Shared
 
 
 def profile_directions(at: Point, found: Information) -> Directions:
@@ -181,10 +191,12 @@ def profile_directions(at: Point, found: Information) -> Directions:
     pull = np.where(found.known, parts.gradient, 0.0)
     pull_u = parts.gradient_u + np.einsum("mwj,mw->j", found.reach, pull)
     turn = found.joint @ pull_u
-    move = np.einsum("mwv,mv->mw", found.rows, pull) + found.reach @ turn
+    alone = np.einsum("mwv,mv->mw", found.rows, pull)
+    move = alone + found.reach @ turn
     # Of each number: its column of the covariance matrix, over its variance.
     through = found.reach @ found.joint
-    own = found.rows + through @ found.reach.transpose(0, 2, 1)
+    back = found.reach.transpose(0, 2, 1)
+    own = found.rows + through @ back
     columns = np.concatenate([own, through], 2)
     variance, of_u = found.variances()
     turns = found.joint / of_u[:, None]
@@ -202,7 +214,7 @@ def profile_directions(at: Point, found: Information) -> Directions:
 
 def _step(
     at: Point, low: float, high: float, *, still: bool = False
-) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"], Float[ndarray, " M"]]:
+) -> tuple[Theta, Shared, PerRow]:
     """How far to go in theta and in u (or not, where ``still``), and what the quadratic model
     promises each row for it.
     """
@@ -222,13 +234,17 @@ def _step(
     reach = _solved(negative, border, ~held)
     schur = parts.own - np.einsum("mwj,mwk->jk", border, reach)
     pull = parts.gradient_u + np.einsum("mwj,mw->j", border, move)
-    values, vectors = np.linalg.eigh(schur[np.ix_(free, free)])
+    some = schur[np.ix_(free, free)]
+    values, vectors = np.linalg.eigh(some)
     sizes = np.abs(values)
-    ridge = RIDGE * sizes.max() + np.finfo(np.float64).tiny
-    positive = np.maximum(sizes, ridge)
-    turn[free] = vectors @ (vectors.T @ pull[free] / positive)
-    turn *= LONGEST / max(LONGEST, np.abs(turn).max())
-    both, _ = _top(at.theta, negative, parts.gradient + border @ turn, held)
+    tiny = np.finfo(np.float64).tiny
+    positive = np.maximum(sizes, RIDGE * sizes.max() + tiny)
+    along = vectors.T @ pull[free] / positive
+    turn[free] = vectors @ along
+    length = np.abs(turn).max()
+    turn *= LONGEST / max(LONGEST, length)
+    gradient = parts.gradient + border @ turn
+    both, _ = _top(at.theta, negative, gradient, held)
     together = _promised(at, both, turn)
     if together.sum() > gains.sum():
         return both, turn, together
@@ -236,18 +252,19 @@ def _step(
 
 
 def _top(
-    theta: Float[ndarray, "M W"],
-    negative: Float[ndarray, "M W W"],
-    pull: Float[ndarray, "M W"],
-    held: Bool[ndarray, "M W"],
-) -> tuple[Float[ndarray, "M W"], Bool[ndarray, "M W"]]:
+    theta: Theta,
+    negative: Blocks,
+    pull: Theta,
+    held: Which,
+) -> tuple[Theta, Which]:
     """The step d that maximises pull d - d' H d / 2 in each row with theta + d >= 0, and what is
     held at 0 there.
 
     Numbers that would cross 0 are held and those that would rise let go, all at once, which rarely
     takes more than a few rounds; rows that have not settled by then are solved one by one.
     """
-    flat = np.einsum("mww->mw", negative) <= FLAT * np.maximum(-pull, 0.0)
+    falling = np.maximum(-pull, 0.0)
+    flat = _diagonals(negative) <= FLAT * falling
     held = held | flat
     move = np.zeros_like(theta)
     rows = np.arange(len(theta))
@@ -256,29 +273,33 @@ def _top(
         at = theta[rows]
         wanted = pull[rows]
         holding = held[rows]
-        fixed = np.where(holding, -at, 0.0)
-        rest = wanted - (own @ fixed[..., None])[..., 0]
-        step = fixed + _solved(own, rest[..., None], ~holding)[..., 0]
-        rising = wanted - (own @ step[..., None])[..., 0]
+        fixed = np.where(holding, -at, 0.0)[..., None]
+        rest = wanted[..., None] - own @ fixed
+        step = fixed + _solved(own, rest, ~holding)
+        rising = wanted - (own @ step)[..., 0]
+        step = step[..., 0]
         join = ~holding & (at + step < 0)
-        leave = holding & ~flat[rows] & (rising > 1e-9 * (1 + np.abs(wanted)))
+        noise = 1e-9 * (1 + np.abs(wanted))
+        releasable = holding & ~flat[rows]
+        leave = releasable & (rising > noise)
         move[rows] = step
         held[rows] = (holding | join) & ~leave
         rows = rows[(join | leave).any(1)]
         if not len(rows):
             return move, held
     for m in rows:
-        move[m] = _least_squares(theta[m], negative[m], pull[m], flat[m])
-        held[m] = theta[m] + move[m] <= 0
+        step = _least_squares(theta[m], negative[m], pull[m], flat[m])
+        move[m] = step
+        held[m] = theta[m] + step <= 0
     return move, held
 
 
 def _least_squares(
-    theta: Float[ndarray, " W"],
+    theta: Row,
     negative: Float[ndarray, "W W"],
-    pull: Float[ndarray, " W"],
+    pull: Row,
     flat: Bool[ndarray, " W"],
-) -> Float[ndarray, " W"]:
+) -> Row:
     """The same of one row as non-negative least squares; the row waits for the next step should
     that not end.
     """
@@ -288,11 +309,13 @@ def _least_squares(
     part = negative[np.ix_(some, some)]
     scale = 1 / np.sqrt(part.diagonal())
     scaled = scale[:, None] * part * scale
-    root = np.linalg.cholesky(scaled + RIDGE * np.eye(len(some)))
+    ridge = RIDGE * np.eye(len(some))
+    root = np.linalg.cholesky(scaled + ridge)
     side = part @ theta[some] + pull[some]
     target = np.linalg.solve(root, scale * side)
     try:
-        found, _ = nnls(root.T, target, maxiter=30 * len(some))
+        rounds = 30 * len(some)
+        found, _ = nnls(root.T, target, maxiter=rounds)
     except RuntimeError:
         return np.zeros_like(theta)
     move = -theta
@@ -301,48 +324,51 @@ def _least_squares(
 
 
 def _solved(
-    negative: Float[ndarray, "M W W"],
+    negative: Blocks,
     sides: Float[ndarray, "M W S"],
-    free: Bool[ndarray, "M W"],
+    free: Which,
 ) -> Float[ndarray, "M W S"]:
     """H^-1 of each right-hand side over the free numbers, 0 elsewhere."""
-    scale = _scale(np.einsum("mww->mw", negative), free)
+    scale = _scale(_diagonals(negative), free)
     matrix = _scaled(negative, scale)
-    np.einsum("mww->mw", matrix)[...] += np.where(free, RIDGE, 1.0)
+    diagonals = _diagonals(matrix)
+    diagonals += np.where(free, RIDGE, 1.0)
     column = scale[..., None]
     return column * np.linalg.solve(matrix, column * sides)
 
 
-def _scale(diagonal: Float[ndarray, "M W"], free: Bool[ndarray, "M W"]) -> Float[ndarray, "M W"]:
+def _diagonals(blocks: Blocks) -> Theta:
+    """The diagonals of matrices, as a view."""
+    return np.einsum("mww->mw", blocks)
+
+
+def _scale(diagonal: Theta, free: Which) -> Theta:
     """What makes the diagonal of a matrix 1 where numbers are free, and 0 elsewhere."""
     safe = np.where(free, diagonal, 1.0)
     return np.where(free, 1 / np.sqrt(safe), 0.0)
 
 
-def _scaled(
-    matrix: Float[ndarray, "M W W"], scale: Float[ndarray, "M W"]
-) -> Float[ndarray, "M W W"]:
+def _scaled(matrix: Blocks, scale: Theta) -> Blocks:
     """Matrices with rows and columns times ``scale``."""
     return scale[:, :, None] * matrix * scale[:, None, :]
 
 
-def _promised(
-    at: Point, move: Float[ndarray, "M W"], turn: Float[ndarray, " J"]
-) -> Float[ndarray, " M"]:
+def _promised(at: Point, move: Theta, turn: Shared) -> PerRow:
     """What the quadratic model of each row gains."""
     turns = np.broadcast_to(turn, (len(move), len(turn)))
     step = np.concatenate([move, turns], 1)
     linear = (at.here.gradient * step).sum(1)
-    quadratic = step[:, None] @ at.here.curvature @ step[..., None]
+    bent = step[:, None] @ at.here.curvature
+    quadratic = bent @ step[..., None]
     return linear + quadratic[:, 0, 0] / 2
 
 
 def _ahead(
-    likelihood: Callable[[ndarray, ndarray], Derivatives],
+    likelihood: Likelihood,
     at: Point,
-    move: Float[ndarray, "M W"],
-    turn: Float[ndarray, " J"],
-    gains: Float[ndarray, " M"],
+    move: Theta,
+    turn: Shared,
+    gains: PerRow,
     low: float,
     high: float,
     noise: float,
@@ -355,15 +381,19 @@ def _ahead(
     shares = np.ones(len(move))
     whole = 1.0
     for attempt in range(HALVINGS):
-        theta = np.maximum(at.theta + shares[:, None] * move, 0.0)
-        u = np.clip(at.u + whole * turn, low, high)
+        moved = at.theta + shares[:, None] * move
+        theta = np.maximum(moved, 0.0)
+        turned = at.u + whole * turn
+        u = np.clip(turned, low, high)
         here = likelihood(theta, u)
         rise = here.values - at.here.values
-        fallen = rise < 4 * np.minimum(gains, 0.0) - noise
+        promised = 4 * np.minimum(gains, 0.0)
+        fallen = rise < promised - noise
+        any_fallen = bool(fallen.any())
         higher = rise.sum() > -noise
-        if higher and (attempt >= PATIENT or not fallen.any()):
+        if higher and (attempt >= PATIENT or not any_fallen):
             return Point(theta, u, here)
-        halved = fallen if fallen.any() else np.ones_like(fallen)
+        halved = fallen if any_fallen else np.ones_like(fallen)
         shares = np.where(halved, shares / 2, shares)
         whole = whole if higher else whole / 2
     return None
@@ -373,21 +403,22 @@ def _ahead(
 class _Parts:
     """Negative curvature of theta, its border towards u, that of u alone, and both gradients."""
 
-    negative: Float[ndarray, "M W W"]
+    negative: Blocks
     border: Float[ndarray, "M W J"]
     own: Float[ndarray, "J J"]
-    gradient: Float[ndarray, "M W"]
-    gradient_u: Float[ndarray, " J"]
+    gradient: Theta
+    gradient_u: Shared
 
 
 def _parts(at: Point) -> _Parts:
     W = at.theta.shape[1]
     curvature = at.here.curvature
     gradient = at.here.gradient
+    of_u = curvature[:, W:, W:]
     return _Parts(
         negative=-curvature[:, :W, :W],
         border=curvature[:, :W, W:],
-        own=-curvature[:, W:, W:].sum(0),
+        own=-of_u.sum(0),
         gradient=gradient[:, :W],
         gradient_u=gradient[:, W:].sum(0),
     )
@@ -399,17 +430,16 @@ def _matters(at: Point) -> Bool[ndarray, " J"]:
     J = len(at.u)
     if J == 0:
         return np.zeros(0, dtype=bool)
-    alpha = at.theta[:, 1:].reshape(M, J, -1)
+    excitation = at.theta[:, 1:]
+    alpha = excitation.reshape(M, J, -1)
     return np.any(alpha > 0, axis=(0, 2))
 
 
-def _inverses(
-    negative: Float[ndarray, "M W W"], free: Bool[ndarray, "M W"]
-) -> tuple[Float[ndarray, "M W W"], Bool[ndarray, "M W"]]:
+def _inverses(negative: Blocks, free: Which) -> tuple[Blocks, Which]:
     """Inverses over the free numbers, 0 elsewhere, and whether the curvature determines each of
     them.
     """
-    diagonal = np.einsum("mww->mw", negative)
+    diagonal = _diagonals(negative)
     free = free & (diagonal > 0)
     scale = _scale(diagonal, free)
     values, vectors = np.linalg.eigh(_scaled(negative, scale))
@@ -417,7 +447,9 @@ def _inverses(
     # An eigenvector of a number that is not free is that number alone: it has no part in the
     # others.
     positive = np.maximum(values, 0.0) + RIDGE
-    inverse = (vectors / positive[:, None, :]) @ vectors.transpose(0, 2, 1)
-    in_flat = np.where(flat[:, None, :], vectors**2, 0.0).sum(2)
+    scaled = vectors / positive[:, None, :]
+    inverse = scaled @ vectors.transpose(0, 2, 1)
+    shares = np.where(flat[:, None, :], vectors**2, 0.0)
+    in_flat = shares.sum(2)
     unknown = (in_flat > 1e-6) | ~free
     return _scaled(inverse, scale), ~unknown

@@ -63,38 +63,46 @@ SETTLED = 0.3  # of the tolerance, which the intervals that are not refined furt
 TRUSTED = 16
 SPARE, LARGEST = 6, 96  # nodes of a rule in log-time beside its density, and in all
 LONG = 128.0  # intervals longer than this many shortest times are probed
-DEPTH, DEEPEST = (
-    5,
-    10,
-)  # probes of an interval at most, where the shortest time is unknown and where it is known
-Rate = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q"]]
-Rates = Callable[[Float[Tensor, "B H Q"], Int[Tensor, "B H"]], Float[Tensor, "B H Q M"]]
+DEPTH = 5  # probes of an interval at most, where the shortest time is unknown
+DEEPEST = 10  # and where it is known
 
-FlatRate = Callable[[Float[Tensor, "H Q"], Int[Tensor, " H"]], Float[Tensor, "H Q"]]
+# Arrays by their axes: B rows of G intervals, H of which are chosen, and Q nodes in each of these.
+Ends = Float[Tensor, "*S"]
+Nodes = Float[Tensor, "*S Q"]
+Rule = Float[Tensor, " Q"]
+PerInterval = Float[Tensor, "B G"]
+Shortest = Float[Tensor, "#B #G"]
+Chosen = Int[Tensor, "B H"]
+PerChosen = Float[Tensor, "B H"]
+AtEnds = Float[Tensor, "B H 2"]
+Times = Float[Tensor, "B H Q"]
+Values = Float[Tensor, "B H Q M"]
+PerRow = Float[Tensor, " R"]
+FlatTimes = Float[Tensor, "H Q"]
+
+Rate = Callable[[Times, Chosen], Times]
+Rates = Callable[[Times, Chosen], Values]
+FlatRate = Callable[[FlatTimes, Int[Tensor, " H"]], FlatTimes]
 # A computation that asks for rates, at times of the intervals ``which``, is sent them, and returns
 # integrals and errors. Whoever runs it computes the rates: no function that does is passed down.
-Asking = Generator[tuple[Tensor, Tensor], Tensor, tuple[Tensor, Tensor]]
+Pair = tuple[Tensor, Tensor]
+Asking = Generator[Pair, Tensor, Pair]
 
 
 class Unconverged(ArithmeticError):
     """An integral that did not settle: the numbers say how far it got."""
 
 
-def stratified(
-    a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], nodes: int, random: torch.Generator
-) -> Float[Tensor, "*S Q"]:
+def stratified(a: Ends, b: Ends, nodes: int, random: torch.Generator) -> Nodes:
     """One uniform node in each of ``nodes`` equal strata of every [a, b]."""
-    return (
-        a[..., None]
-        + (b - a)[..., None]
-        * (torch.arange(nodes, device=a.device) + uniform(a, nodes, random))
-        / nodes
-    )
+    width = b - a
+    number = torch.arange(nodes, device=a.device)
+    strata = number + uniform(a, nodes, random)
+    lags = width[..., None] * strata / nodes
+    return a[..., None] + lags
 
 
-def early(
-    a: Float[Tensor, "*S"], b: Float[Tensor, "*S"], draws: Float[Tensor, "*S Q"]
-) -> tuple[Float[Tensor, "*S Q"], Float[Tensor, "*S Q"]]:
+def early(a: Ends, b: Ends, draws: Nodes) -> tuple[Nodes, Nodes]:
     r"""Nodes in every [a, b] that lie closer together soon after ``a``, where an event has been,
     and their weights; from :func:`uniform`.
 
@@ -109,15 +117,15 @@ def early(
     """
     nodes = draws.shape[-1]
     strata = torch.arange(nodes, device=a.device) + draws
-    root = ((1 + 8 * strata / nodes).sqrt() - 1) / 2
-    times = a[..., None] + (b - a)[..., None] * root**2
-    weights = 4 * root / ((2 * root + 1) * nodes)
+    discriminant = 1 + 8 * strata / nodes
+    root = (discriminant.sqrt() - 1) / 2
+    times = _points(a, b, root**2)
+    slope = (2 * root + 1) * nodes
+    weights = 4 * root / slope
     return times, weights
 
 
-def uniform(
-    like: Float[Tensor, "*S"], nodes: int, random: torch.Generator
-) -> Float[Tensor, "*S Q"]:
+def uniform(like: Ends, nodes: int, random: torch.Generator) -> Nodes:
     """What :func:`stratified` and :func:`early` draw: u, 1 - u, u, ... with one u from U[0, 1] for
     every interval.
 
@@ -126,11 +134,13 @@ def uniform(
     that of independent draws.
     """
     one = uniform_rows(like, random)[..., None]
-    return torch.where(torch.arange(nodes, device=like.device) % 2 == 0, one, 1 - one)
+    number = torch.arange(nodes, device=like.device)
+    even = number % 2 == 0
+    return torch.where(even, one, 1 - one)
 
 
 @lru_cache(maxsize=32)
-def gauss_legendre(nodes: int) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]]:
+def gauss_legendre(nodes: int) -> tuple[Rule, Rule]:
     """Nodes and weights on [0, 1]; exact for polynomials of degree 2 ``nodes`` - 1.
 
     >>> x, w = gauss_legendre(2)
@@ -140,20 +150,22 @@ def gauss_legendre(nodes: int) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"]
     import numpy as np
 
     x, w = np.polynomial.legendre.leggauss(nodes)
-    return torch.from_numpy((x + 1) / 2), torch.from_numpy(w / 2)
+    places = torch.from_numpy((x + 1) / 2)
+    weights = torch.from_numpy(w / 2)
+    return places, weights
 
 
 def integrate(
     rate: Rate,
-    a: Float[Tensor, "B G"],
-    b: Float[Tensor, "B G"],
+    a: PerInterval,
+    b: PerInterval,
     *,
     tolerance: float,
     first: int = 2,
     most: int = MOST,
     splits: int = SPLITS,
-    shortest: Float[Tensor, "#B #G"] | None = None,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G"]]:
+    shortest: Shortest | None = None,
+) -> tuple[PerInterval, PerInterval]:
     """The integral of ``rate`` over every [a, b] in float64, and an upper estimate of the error of
     each.
 
@@ -190,64 +202,33 @@ def integrate(
 
 def integrate_each(
     rates: Rates,
-    a: Float[Tensor, "B G"],
-    b: Float[Tensor, "B G"],
+    a: PerInterval,
+    b: PerInterval,
     *,
     tolerance: float,
     first: int = 2,
     most: int = MOST,
     splits: int = SPLITS,
-    shortest: Float[Tensor, "#B #G"] | None = None,
-) -> tuple[Float[Tensor, "B G M"], Float[Tensor, "B G"]]:
+    shortest: Shortest | None = None,
+) -> tuple[Float[Tensor, "B G M"], PerInterval]:
     """:func:`integrate` for M rates at once; the errors are those of all of them together."""
     asking = integrating(
         a, b, tolerance=tolerance, first=first, most=most, splits=splits, shortest=shortest
     )
-    asked = next(asking)
-    while True:
-        times, which = asked
-        some = max(1, TIMES // max(1, times.shape[0] * times.shape[2]))
-        parts = zip(times.split(some, 1), which.split(some, 1), strict=True)
-        found = torch.cat([rates(*part) for part in parts], 1)
-        try:
-            asked = asking.send(found)
-        except StopIteration as done:
-            value, error = done.value
-            return value, error
+
+    def in_parts(times: Tensor, which: Tensor) -> Tensor:
+        rows, _, nodes = times.shape
+        some = max(1, TIMES // max(1, rows * nodes))
+        found = []
+        for part, own in zip(times.split(some, 1), which.split(some, 1), strict=True):
+            found.append(rates(part, own))
+        return torch.cat(found, 1)
+
+    return _answered(asking, in_parts)
 
 
-def integrating(
-    a: Float[Tensor, "B G"],
-    b: Float[Tensor, "B G"],
-    *,
-    tolerance: float,
-    first: int = 2,
-    most: int = MOST,
-    splits: int = SPLITS,
-    shortest: Float[Tensor, "#B #G"] | None = None,
-) -> Asking:
-    """:func:`integrate_each` as a computation that asks for (B, H, Q, M) rates at (B, H, Q) times
-    of the intervals (B, H).
-    """
-    a, b = a.double(), b.double()
-    unknown = torch.zeros((), dtype=a.dtype, device=a.device)
-    scale = (unknown if shortest is None else shortest.to(a)).expand_as(a)
-    each = max(FREE_WORK_EACH * a.numel(), min(WORK * a.numel(), MOST_WORK))
-    work = _Work(each + FREE_WORK)
-    return _refining(a, b, scale, tolerance, first, most, splits, work, None)
-
-
-def integrate_in_log_time(
-    rate: FlatRate,
-    left: Float[Tensor, " R"],
-    right: Float[Tensor, " R"],
-    since: Float[Tensor, " R"],
-    *,
-    scale: float,
-    density: float,
-) -> tuple[Float[Tensor, " R"], Float[Tensor, " R"]]:
-    """:func:`integrating_in_log_time` with rates by a function."""
-    asking = integrating_in_log_time(left, right, since, scale=scale, density=density)
+def _answered(asking: Asking, rates: Callable[[Tensor, Tensor], Tensor]) -> Pair:
+    """What a computation returns when a function computes the rates that it asks for."""
     found: Tensor | None = None
     while True:
         try:
@@ -255,13 +236,52 @@ def integrate_in_log_time(
         except StopIteration as done:
             value, error = done.value
             return value, error
-        found = rate(times, which)
+        found = rates(times, which)
+
+
+def integrating(
+    a: PerInterval,
+    b: PerInterval,
+    *,
+    tolerance: float,
+    first: int = 2,
+    most: int = MOST,
+    splits: int = SPLITS,
+    shortest: Shortest | None = None,
+) -> Asking:
+    """:func:`integrate_each` as a computation that asks for (B, H, Q, M) rates at (B, H, Q) times
+    of the intervals (B, H).
+    """
+    a, b = a.double(), b.double()
+    if shortest is None:
+        scale = a.new_zeros(()).expand_as(a)
+    else:
+        scale = shortest.to(a).expand_as(a)
+    intervals = a.numel()
+    limited = min(WORK * intervals, MOST_WORK)
+    allowed = max(FREE_WORK_EACH * intervals, limited)
+    work = _Work(allowed + FREE_WORK)
+    return _refining(a, b, scale, tolerance, first, most, splits, work, None)
+
+
+def integrate_in_log_time(
+    rate: FlatRate,
+    left: PerRow,
+    right: PerRow,
+    since: PerRow,
+    *,
+    scale: float,
+    density: float,
+) -> tuple[PerRow, PerRow]:
+    """:func:`integrating_in_log_time` with rates by a function."""
+    asking = integrating_in_log_time(left, right, since, scale=scale, density=density)
+    return _answered(asking, rate)
 
 
 def integrating_in_log_time(
-    left: Float[Tensor, " R"],
-    right: Float[Tensor, " R"],
-    since: Float[Tensor, " R"],
+    left: PerRow,
+    right: PerRow,
+    since: PerRow,
     *,
     scale: float,
     density: float,
@@ -277,31 +297,38 @@ def integrating_in_log_time(
     quarter of them, the error is m_4 min(1, m_4 / m_3), since the rule is wrong about
     coefficients beyond twice as many only. Rounding is added.
     """
-    low, high = (torch.log1p((x - since) / scale) for x in (left, right))
+    low = torch.log1p((left - since) / scale)
+    high = torch.log1p((right - since) / scale)
     wanted = density * (high - low) + SPARE
-    count = 4 * torch.ceil(wanted / 4).long().clamp(max=LARGEST + 4)
+    quarters = torch.ceil(wanted / 4).long()
+    count = 4 * quarters.clamp(max=LARGEST + 4)
     value = torch.zeros_like(left)
     error = torch.full_like(left, torch.inf)
-    for nodes in sorted({int(n) for n in count.unique()}):
+    for nodes in count.unique().tolist():
         if nodes > LARGEST:
             continue
         which = torch.nonzero(count == nodes)[:, 0]
         places, weights, coefficients = (x.to(low) for x in even_rule(nodes))
         span = (high - low)[which, None]
-        lags = scale * torch.expm1(low[which, None] + span * places)
-        found = yield since[which, None] + lags, which
+        u = low[which, None] + span * places
+        lags = scale * torch.expm1(u)
+        times = since[which, None] + lags
+        found = yield times, which
         eps = torch.finfo(found.dtype).eps
         rates = found.double()
-        terms = rates * (lags + scale) * span * weights
+        stretch = lags + scale
+        terms = rates * stretch * span * weights
         value[which] = terms.sum(1)
         series = (terms @ coefficients).abs()
         quarter = nodes // 4
         last = series[:, -quarter:].amax(1)
-        before = series[:, -2 * quarter : -quarter].amax(1)
-        falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
-        of_rates = ROUNDING * eps * (terms * (1 + rates.log().abs())).sum(1)
+        third = series[:, -2 * quarter : -quarter]
+        falling = _fall(last, third.amax(1))
+        logs = 1 + rates.log().abs()
+        of_rates = ROUNDING * eps * (terms * logs).sum(1)
         resolution = torch.finfo(left.dtype).eps * right[which].abs()
-        of_times = resolution * rates.diff(dim=1).abs().sum(1)
+        steps = rates.diff(dim=1).abs()
+        of_times = resolution * steps.sum(1)
         error[which] = last * falling + of_rates + of_times
     return value, torch.where(error.isnan(), torch.inf, error)
 
@@ -309,7 +336,7 @@ def integrating_in_log_time(
 @lru_cache(maxsize=64)
 def even_rule(
     nodes: int,
-) -> tuple[Float[Tensor, " Q"], Float[Tensor, " Q"], Float[Tensor, "Q Q"]]:
+) -> tuple[Rule, Rule, Float[Tensor, "Q Q"]]:
     """Nodes and weights on [0, 1] of a Gauss-Legendre rule in x with t = g(x), whose nodes are
     spaced nearly evenly, and what maps weighted values to their Legendre coefficients in x.
 
@@ -326,9 +353,11 @@ def even_rule(
     powers = np.arange(1, 10, 2)
     series = np.array([40320, 6720, 3024, 1800, 1225]) / 53089
     places = (x[:, None] ** powers) @ series
-    derivatives = (powers * x[:, None] ** (powers - 1)) @ series
+    slopes = powers * x[:, None] ** (powers - 1)
+    derivatives = slopes @ series
     polynomials = np.polynomial.legendre.legvander(x, nodes - 1)
-    coefficients = polynomials * (2 * np.arange(nodes) + 1)
+    scales = 2 * np.arange(nodes) + 1
+    coefficients = polynomials * scales
     return (
         torch.from_numpy((places + 1) / 2),
         torch.from_numpy(derivatives * w / 2),
@@ -350,9 +379,9 @@ class _Work:
 
 
 def _refining(
-    a: Float[Tensor, "B G"],
-    b: Float[Tensor, "B G"],
-    shortest: Float[Tensor, "B G"],
+    a: PerInterval,
+    b: PerInterval,
+    shortest: PerInterval,
     tolerance: float,
     first: int,
     most: int,
@@ -365,18 +394,24 @@ def _refining(
     """
     which = torch.arange(a.shape[1], device=a.device).expand_as(a)
     # A rate may jump at b, and may round times: seconds since 1970 have a resolution of 2.4e-7 s.
-    last = torch.minimum(torch.nextafter(b, a), b - LEFT_LIMIT * (b - a)).maximum(a)
-    begun = yield torch.cat([a[..., None], _places(a, b, first), last[..., None]], -1), which
+    before_end = b - LEFT_LIMIT * (b - a)
+    last = torch.minimum(torch.nextafter(b, a), before_end).maximum(a)
+    between = _places(a, b, first)
+    times = torch.cat([a[..., None], between, last[..., None]], -1)
+    begun = yield times, which
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
-    ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2).sum(-1)
-    value = _sum(begun[:, :, 1:-1], a, b)
+    rates_at_ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2)
+    ends = rates_at_ends.sum(-1)
+    inner_rates = begun[:, :, 1:-1]
+    value = _sum(inner_rates, a, b)
     probes = yield from _probing(a, b, shortest)
     nodes = 2 * first
     error = torch.full_like(ends[..., 0], torch.inf)
     rounding = torch.zeros_like(error)
     at_ends = torch.zeros_like(error, dtype=torch.bool)
-    work.spend(a.numel() * (first + 2) + probes.numel())
+    count = error.numel()
+    work.spend(count * (first + 2) + probes.numel())
     while True:
         low = a.gather(1, which)
         high = b.gather(1, which)
@@ -384,45 +419,50 @@ def _refining(
         found = found.double()
         work.spend(found[..., 0].numel())
         fine = _sum(found, low, high)
-        all_ = which[..., None].expand(-1, -1, value.shape[-1])
-        own_ends = ends.gather(1, which[..., None].expand(-1, -1, 2))
-        own_probes = probes.gather(1, which[..., None].expand(-1, -1, probes.shape[-1]))
-        asked_for = torch.where(high > low, tolerance / (1000 * error.numel()), 0.0)
-        move = (fine - value.gather(1, all_)).abs().sum(-1)
-        tail, near_ends = _doubt(found.sum(-1), own_ends, own_probes, low, high)
+        own_ends = _gathered(ends, which)
+        own_probes = _gathered(probes, which)
+        asked_for = torch.where(high > low, tolerance / (1000 * count), 0.0)
+        change = fine - _gathered(value, which)
+        move = change.abs().sum(-1)
+        total = found.sum(-1)
+        tail, near_ends = _doubt(total, own_ends, own_probes, low, high)
         now = move + tail + near_ends + asked_for
+        noise = _rounding(found, own_ends, low, high, eps)
         at_ends = at_ends.scatter(1, which, near_ends > tail)
         error = error.scatter(1, which, now)
-        rounding = rounding.scatter(1, which, _rounding(found, own_ends, low, high, eps))
-        value = value.scatter(1, all_, fine)
+        rounding = rounding.scatter(1, which, noise)
+        value = _scattered(value, which, fine)
         if not bool(torch.isfinite(value).all()):
             raise _not_finite(value.sum(-1), a, b)
         improvable = torch.where(error > NOISE * rounding, error, 0.0)
         if nodes >= most and before is not None:
-            improvable = torch.where(_stalled(error, rounding, before), 0.0, improvable)
+            stalled = _stalled(error, rounding, before)
+            improvable = torch.where(stalled, 0.0, improvable)
         small = negligible(improvable, SETTLED * tolerance)
         if nodes < TRUSTED:
-            small = min(small, tolerance / (2 * error.numel()))
+            small = min(small, tolerance / (2 * count))
         open_ = improvable > small
-        if float(improvable.sum()) <= tolerance or not bool(open_.any()):
+        summed = float(improvable.sum())
+        if summed <= tolerance or not bool(open_.any()):
             return value, error + rounding
-        which = improvable.argsort(1, descending=True)[:, : int(open_.sum(1).max())]
+        widest = int(open_.sum(1).max())
+        worst_first = improvable.argsort(1, descending=True)
+        which = worst_first[:, :widest]
         if nodes >= most:
             break
         nodes *= 2
     first = max(2, nodes // 4)  # nodes are no farther apart than before, or parts might miss a peak
-    if not splits or not work.allows(4 * which.numel() * 4 * first):
+    parts = 4 * which.numel()
+    needed = parts * 4 * first
+    if not splits or not work.allows(needed):
         raise _unsettled(improvable, a, b, tolerance, nodes)
     low = a.gather(1, which)
     high = b.gather(1, which)
-    cuts = torch.where(
-        at_ends.gather(1, which)[..., None], low.new_tensor(END_CUTS), low.new_tensor(EVEN_CUTS)
-    )
-    inside = low[..., None] + (high - low)[..., None] * cuts
-    bounds = torch.cat([low[..., None], inside, high[..., None]], -1)
+    bounds = _cut(low, high, at_ends.gather(1, which))
     scale = torch.full_like(bounds[..., 1:], torch.inf)  # the rate is raised at the left end only
     scale[..., 0] = shortest.gather(1, which)
-    rest = float(improvable.sum()) - float(improvable.gather(1, which).sum())
+    to_cut = improvable.gather(1, which)
+    rest = summed - float(to_cut.sum())
     inner = _refining(
         bounds[..., :-1].flatten(1),
         bounds[..., 1:].flatten(1),
@@ -434,20 +474,49 @@ def _refining(
         work,
         error.gather(1, which),
     )
-    answer: Tensor | None = None
+    times, part = next(inner)
     while True:
+        rates = yield times, which.gather(1, part // 4)
         try:
-            times, own = next(inner) if answer is None else inner.send(answer)
+            times, part = inner.send(rates)
         except StopIteration as done:
-            parts, errors = done.value
+            integrals, errors = done.value
             break
-        answer = yield times, which.gather(1, own // 4)
-    all_ = which[..., None].expand(-1, -1, value.shape[-1])
-    whole = (error + rounding).scatter(1, which, errors.unflatten(1, (-1, 4)).sum(2))
-    return value.scatter(1, all_, parts.unflatten(1, (-1, 4)).sum(2)), whole
+    whole = (error + rounding).scatter(1, which, _by_fours(errors))
+    return _scattered(value, which, _by_fours(integrals)), whole
 
 
-def negligible(error: Float[Tensor, "*S"], most: float) -> float:
+def _cut(low: PerChosen, high: PerChosen, at_ends: Bool[Tensor, "B H"]) -> Float[Tensor, "B H 5"]:
+    """The bounds of the four parts of every interval, with short outer ones where most of the
+    doubt is ``at_ends``.
+    """
+    end_cuts = low.new_tensor(END_CUTS)
+    even_cuts = low.new_tensor(EVEN_CUTS)
+    cuts = torch.where(at_ends[..., None], end_cuts, even_cuts)
+    inside = _points(low, high, cuts)
+    return torch.cat([low[..., None], inside, high[..., None]], -1)
+
+
+def _by_fours(x: Float[Tensor, "B G4 *M"]) -> Float[Tensor, "B G *M"]:
+    """Sums over the four parts of every interval."""
+    return x.unflatten(1, (-1, 4)).sum(2)
+
+
+def _gathered(x: Float[Tensor, "B G M"], which: Chosen) -> Float[Tensor, "B H M"]:
+    """Rows of ``x``, one for each of the intervals ``which``."""
+    index = which[..., None].expand(-1, -1, x.shape[-1])
+    return x.gather(1, index)
+
+
+def _scattered(
+    x: Float[Tensor, "B G M"], which: Chosen, rows: Float[Tensor, "B H M"]
+) -> Float[Tensor, "B G M"]:
+    """``x`` with other rows for the intervals ``which``."""
+    index = which[..., None].expand_as(rows)
+    return x.scatter(1, index, rows)
+
+
+def negligible(error: Ends, most: float) -> float:
     """The largest error such that all errors up to it sum to at most ``most``; -1 if none."""
     ordered = error.flatten().sort().values
     count = int((ordered.cumsum(0) <= most).sum())
@@ -458,81 +527,108 @@ def negligible(error: Float[Tensor, "*S"], most: float) -> float:
 
 
 def _stalled(
-    error: Float[Tensor, "B G"], rounding: Float[Tensor, "B G"], before: Float[Tensor, "B G4"]
+    error: PerInterval, rounding: PerInterval, before: Float[Tensor, "B G4"]
 ) -> Bool[Tensor, "B G"]:
     """Where cutting has not halved an error that is of the order of rounding."""
-    now, noise = (x.unflatten(1, (-1, 4)).sum(2) for x in (error, rounding))
-    stalled = (2 * now >= before) & (now <= STALLED * noise)
+    now = _by_fours(error)
+    noise = _by_fours(rounding)
+    not_halved = 2 * now >= before
+    stalled = not_halved & (now <= STALLED * noise)
     return stalled.repeat_interleave(4, 1)
 
 
 def _rounding(
-    values: Float[Tensor, "B H Q M"],
-    ends: Float[Tensor, "B H 2"],
-    a: Float[Tensor, "B H"],
-    b: Float[Tensor, "B H"],
+    values: Values,
+    ends: AtEnds,
+    a: PerChosen,
+    b: PerChosen,
     eps: float,
-) -> Float[Tensor, "B H"]:
+) -> PerChosen:
     """What rounding of rates and of times may add to the error of each integral."""
-    weights = gauss_legendre(values.shape[2])[1].to(values)
+    _, weights = gauss_legendre(values.shape[2])
     size = values.abs()
-    terms = (size + torch.xlogy(size, size).abs()).sum(-1)
-    of_rates = ROUNDING * eps * (b - a) * (terms @ weights)
+    logs = torch.xlogy(size, size).abs()
+    terms = (size + logs).sum(-1)
+    mean = terms @ weights.to(values)
+    of_rates = ROUNDING * eps * (b - a) * mean
     total = values.sum(-1)
-    along = torch.cat([ends[..., :1], total, ends[..., 1:]], -1)
-    resolution = torch.finfo(a.dtype).eps * torch.maximum(a.abs(), b.abs())
-    of_times = resolution * along.diff(dim=-1).abs().sum(-1)
+    at_a, at_b = ends.split(1, -1)
+    along = torch.cat([at_a, total, at_b], -1)
+    latest = torch.maximum(a.abs(), b.abs())
+    resolution = torch.finfo(a.dtype).eps * latest
+    steps = along.diff(dim=-1).abs()
+    of_times = resolution * steps.sum(-1)
     return of_rates + torch.where(b > a, of_times, 0.0)
 
 
 def _probing(
-    a: Float[Tensor, "B G"], b: Float[Tensor, "B G"], shortest: Float[Tensor, "B G"]
+    a: PerInterval, b: PerInterval, shortest: PerInterval
 ) -> Generator[tuple[Tensor, Tensor], Tensor, Float[Tensor, "B G K"]]:
     """The total rate at the probes of every interval that is long; NaN in the others."""
-    times_longer = torch.where(b > a, (b - a) / shortest.clamp(min=torch.finfo(a.dtype).tiny), 0.0)
+    tiny = torch.finfo(a.dtype).tiny
+    ratio = (b - a) / shortest.clamp(min=tiny)
+    times_longer = torch.where(b > a, ratio, 0.0)
     long = times_longer > LONG
     if not bool(long.any()):
         return a.new_zeros(*a.shape, 0)
-    octaves = math.log2(float(times_longer.max().clamp(max=2.0**1000)) / LONG)
-    unknown = not bool(shortest.any())
-    most = DEPTH if unknown else DEEPEST
-    lags = _probe_lags(min(most, 1 + math.ceil(octaves / 5))).to(a)
-    which = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-    which = which[:, : int(long.sum(1).max())]
+    longest = times_longer.max().clamp(max=2.0**1000)
+    octaves = math.log2(float(longest) / LONG)
+    known = bool(shortest.any())
+    most = DEEPEST if known else DEPTH
+    wanted = 1 + math.ceil(octaves / 5)
+    lags = _probe_lags(min(most, wanted)).to(a)
+    long_first = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    widest = int(long.sum(1).max())
+    which = long_first[:, :widest]
     low = a.gather(1, which)
     high = b.gather(1, which)
-    found = yield low[..., None] + (high - low)[..., None] * lags, which
-    found = found.double().sum(-1)
-    found = torch.where(long.gather(1, which)[..., None], found, torch.nan)
+    found = yield _points(low, high, lags), which
+    total = found.double().sum(-1)
+    asked = long.gather(1, which)
+    probed = torch.where(asked[..., None], total, torch.nan)
     empty = a.new_full((*a.shape, len(lags)), torch.nan)
-    return empty.scatter(1, which[..., None].expand_as(found), found)
+    return _scattered(empty, which, probed)
 
 
 @lru_cache(maxsize=32)
 def _probe_lags(count: int) -> Float[Tensor, " K"]:
     """1/64, 1/2048, ... of an interval."""
-    return 2.0 ** -(6 + 5 * torch.arange(count, dtype=torch.float64))
+    number = torch.arange(count, dtype=torch.float64)
+    return 2.0 ** -(6 + 5 * number)
 
 
-def _places(a: Float[Tensor, "B H"], b: Float[Tensor, "B H"], nodes: int) -> Float[Tensor, "B H Q"]:
-    return a[..., None] + (b - a)[..., None] * gauss_legendre(nodes)[0].to(a)
+def _points(a: Ends, b: Ends, shares: Float[Tensor, "*#S Q"]) -> Nodes:
+    """Points of every [a, b] from their ``shares`` of its length."""
+    width = b - a
+    lags = width[..., None] * shares
+    return a[..., None] + lags
 
 
-def _sum(
-    values: Float[Tensor, "B H Q M"], a: Float[Tensor, "B H"], b: Float[Tensor, "B H"]
-) -> Float[Tensor, "B H M"]:
-    return (b - a)[..., None] * (
-        values.movedim(2, 3) @ gauss_legendre(values.shape[2])[1].to(values)
-    )
+def _places(a: PerChosen, b: PerChosen, nodes: int) -> Times:
+    x, _ = gauss_legendre(nodes)
+    return _points(a, b, x.to(a))
+
+
+def _sum(values: Values, a: PerChosen, b: PerChosen) -> Float[Tensor, "B H M"]:
+    _, weights = gauss_legendre(values.shape[2])
+    width = b - a
+    mean = values.movedim(2, 3) @ weights.to(values)
+    return width[..., None] * mean
+
+
+def _fall(last: Ends, before: Ends) -> Ends:
+    """By how much coefficients fell, 1 where they did not."""
+    fell = last < before
+    return torch.where(fell, last / torch.where(fell, before, 1.0), 1.0)
 
 
 def _doubt(
-    values: Float[Tensor, "B H Q"],
-    edges: Float[Tensor, "B H 2"],
+    values: Times,
+    edges: AtEnds,
     probes: Float[Tensor, "B H K"],
-    a: Float[Tensor, "B H"],
-    b: Float[Tensor, "B H"],
-) -> tuple[Float[Tensor, "B H"], Float[Tensor, "B H"]]:
+    a: PerChosen,
+    b: PerChosen,
+) -> tuple[PerChosen, PerChosen]:
     """Parts of the error estimate: the tail, and edges with probes.
 
     The tail is the larger of the last two coefficients, made smaller by as much as they fell over
@@ -543,15 +639,19 @@ def _doubt(
     readings = values @ _readings(nodes, count).to(values)
     modes, expected, predicted = readings.split([4, 2, count], -1)
     missed = (edges - expected).abs().sum(-1)
-    before = modes[..., :2].abs().amax(-1)
-    last = modes[..., 2:].abs().amax(-1)
-    falling = torch.where(last < before, last / torch.where(last < before, before, 1.0), 1.0)
-    near_ends = gauss_legendre(nodes)[0][0].to(values) * missed
+    sizes = modes.abs()
+    before = sizes[..., :2].amax(-1)
+    last = sizes[..., 2:].amax(-1)
+    x, _ = gauss_legendre(nodes)
+    near_ends = x[0].to(values) * missed
     if count:
-        off = torch.where(probes.isnan(), 0.0, (probes - predicted).abs())
-        near_ends = near_ends + 8 * off @ _probe_lags(count).to(values)
-    tail = last * falling
-    return (b - a) * tail, (b - a) * near_ends
+        difference = (probes - predicted).abs()
+        off = torch.where(probes.isnan(), 0.0, difference)
+        lags = _probe_lags(count).to(values)
+        near_ends = near_ends + 8 * off @ lags
+    tail = last * _fall(last, before)
+    width = b - a
+    return width * tail, width * near_ends
 
 
 @lru_cache(maxsize=64)
@@ -560,24 +660,29 @@ def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
     polynomial at both ends and at so many probes."""
     import numpy as np
 
-    x, w = gauss_legendre(nodes)
+    x, w = (part.numpy() for part in gauss_legendre(nodes))
     order = np.arange(nodes)
-    modes = (
-        w.numpy()[:, None]
-        * (2 * order + 1)
-        * np.polynomial.legendre.legvander(2 * x.numpy() - 1, nodes - 1)
-    )
-    columns = [modes[:, -4:], modes @ (-1.0) ** order, modes.sum(1)]
-    at = 2 * _probe_lags(probes).numpy() - 1
-    columns.append(modes @ np.polynomial.legendre.legvander(at, nodes - 1).T)
-    return torch.from_numpy(np.column_stack(columns))
+    polynomials = np.polynomial.legendre.legvander
+    scaled = w[:, None] * (2 * order + 1)
+    modes = scaled * polynomials(2 * x - 1, nodes - 1)
+    at_a = modes @ (-1.0) ** order
+    at_b = modes.sum(1)
+    lags = _probe_lags(probes).numpy()
+    there = polynomials(2 * lags - 1, nodes - 1)
+    at_probes = modes @ there.T
+    columns = np.column_stack([modes[:, -4:], at_a, at_b, at_probes])
+    return torch.from_numpy(columns)
 
 
 def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
-    row, group = (int(i) for i in torch.nonzero(~torch.isfinite(value))[0])
+    places = torch.nonzero(~torch.isfinite(value))
+    row, group = places[0].tolist()
+    begin = float(a[row, group])
+    end = float(b[row, group])
+    received = float(value[row, group])
     return Unconverged(
-        f"expected a finite integral of the intensity; received {float(value[row, group])} over "
-        f"[{float(a[row, group]):g}, {float(b[row, group]):g}] of row {row}. The model's "
+        f"expected a finite integral of the intensity; received {received} over "
+        f"[{begin:g}, {end:g}] of row {row}. The model's "
         "rate explodes there: "
         "train longer or with a lower learning rate, or use link='softplus'."
     )
@@ -585,10 +690,12 @@ def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
 
 def _unsettled(error: Tensor, a: Tensor, b: Tensor, tolerance: float, nodes: int) -> Unconverged:
     row, group = divmod(int(error.argmax()), error.shape[1])
+    begin = float(a[row, group])
+    end = float(b[row, group])
+    largest = float(error[row, group])
+    summed = float(error.sum())
     return Unconverged(
         f"expected integrals settled to {tolerance:.3g}; received a summed change of "
-        f"{float(error.sum()):.3g} at {nodes} nodes, "
-        f"most of it ({float(error[row, group]):.3g}) over [{float(a[row, group]):g}, "
-        f"{float(b[row, group]):g}] of row {row}. "
-        "Raise the tolerance, or cut long windows."
+        f"{summed:.3g} at {nodes} nodes, most of it ({largest:.3g}) over "
+        f"[{begin:g}, {end:g}] of row {row}. Raise the tolerance, or cut long windows."
     )

@@ -36,9 +36,13 @@ CORNERS = 3  # of a polygon, at least
 
 Law = Literal["power", "normal"]
 
-
-Degrees = TypeVar("Degrees", float, NDArray[np.float64])
-Pair = tuple[float, float] | NDArray[np.float64]
+Numbers = NDArray[np.float64]
+Degrees = TypeVar("Degrees", float, Numbers)
+Point = tuple[float, float]
+Pair = Point | Numbers
+Corners = Float[Tensor, "V 2"]  # of a polygon
+Places = Float[Tensor, "N 2"]
+PerPlace = Float[Tensor, " N"]
 
 
 def rectangle(low: Pair, high: Pair) -> Float[Tensor, "4 2"]:
@@ -53,7 +57,7 @@ def rectangle(low: Pair, high: Pair) -> Float[Tensor, "4 2"]:
     return torch.tensor(corners, dtype=torch.float64)
 
 
-def polygon(corners: NDArray[np.float64]) -> Float[Tensor, "V 2"]:
+def polygon(corners: Numbers) -> Corners:
     """A simple polygon (V, 2) with its corners counterclockwise, the closing one left out.
 
     Raises :class:`UserError` unless there are three corners that enclose an area.
@@ -63,21 +67,22 @@ def polygon(corners: NDArray[np.float64]) -> Float[Tensor, "V 2"]:
     """
     corners = np.asarray(corners, dtype=np.float64)
     if corners.ndim == 2 and len(corners) > 1:
-        closed = bool((corners[0] == corners[-1]).all())
+        closed = np.array_equal(corners[0], corners[-1])
         corners = corners[:-1] if closed else corners
-    good = corners.ndim == 2 and corners.shape[1] == 2 and len(corners) >= CORNERS
+    shape = corners.shape
+    good = len(shape) == 2 and shape[1] == 2 and shape[0] >= CORNERS
     finite = bool(np.isfinite(corners).all())
     if not good or not finite or not area(torch.from_numpy(corners)):
         raise UserError(
             "a polygon of three or more corners (x, y) that enclose an area",
-            f"an array of shape {corners.shape}",
+            f"an array of shape {shape}",
             "Pass its corners in order, in km.",
         )
     found = torch.from_numpy(np.ascontiguousarray(corners))
     return found if area(found) > 0 else found.flip(0)
 
 
-def area(corners: Float[Tensor, "V 2"]) -> float:
+def area(corners: Corners) -> float:
     """The area of a polygon, positive if its corners run counterclockwise.
 
     >>> area(rectangle((0.0, 0.0), (2.0, 3.0)))
@@ -86,12 +91,11 @@ def area(corners: Float[Tensor, "V 2"]) -> float:
     x, y = corners.T
     next_x = x.roll(-1)
     next_y = y.roll(-1)
-    return float((x * next_y - next_x * y).sum() / 2)
+    twice = x * next_y - next_x * y
+    return float(twice.sum() / 2)
 
 
-def inside(
-    places: Float[Tensor, "N 2"], corners: Float[Tensor, "V 2"], *, margin: float = 0.0
-) -> Tensor:
+def inside(places: Places, corners: Corners, *, margin: float = 0.0) -> Tensor:
     """Which places lie in a polygon (N,), or within ``margin`` of its boundary.
 
     >>> square = rectangle((0.0, 0.0), (2.0, 2.0))
@@ -107,24 +111,29 @@ def inside(
     y = places[:, 1:]
     crosses = (ay > y) != (by > y)
     run, rise = along.T
-    rise = torch.where(by == ay, torch.ones_like(ay), rise)
-    left_of = x < ax + (y - ay) * run / rise
-    within = (crosses & left_of).sum(1) % 2 == 1
-    offset = places[:, None] - a
-    share = (offset * along).sum(-1) / along.square().sum(-1)
+    level = by == ay
+    rise = torch.where(level, 1.0, rise)
+    crossing = ax + (y - ay) * run / rise
+    left_of = x < crossing
+    crossings = (crosses & left_of).sum(1)
+    within = crossings % 2 == 1
+    point = places[:, None]
+    offset = point - a
+    projected = (offset * along).sum(-1)
+    share = projected / along.square().sum(-1)
     nearest = a + share.clamp(0, 1)[..., None] * along
-    distance = (places[:, None] - nearest).norm(dim=-1)
-    near = distance.min(1).values <= margin
+    distance = (point - nearest).norm(dim=-1)
+    near = distance.amin(1) <= margin
     return within | near
 
 
 def mass(
-    places: Float[Tensor, "N 2"],
-    width: Float[Tensor, " N"],
-    corners: Float[Tensor, "V 2"],
+    places: Places,
+    width: PerPlace,
+    corners: Corners,
     q: Float[Tensor, ""] | None = None,
     nodes: int = NODES,
-) -> Float[Tensor, " N"]:
+) -> PerPlace:
     """The share of an isotropic density around each of ``places`` that falls into a polygon.
 
     Arguments
@@ -144,32 +153,38 @@ def mass(
     unit = along / length[:, None]
     offset = places[:, None] - a
     first = -(offset * unit).sum(-1)
-    h = unit[:, 0] * offset[..., 1] - unit[:, 1] * offset[..., 0]
-    scale = (width[:, None] + h.square()).sqrt().detach()
+    unit_x, unit_y = unit.T
+    offset_x, offset_y = offset.unbind(-1)
+    h = unit_x * offset_y - unit_y * offset_x
+    squared_scale = width[:, None] + h.square()
+    scale = squared_scale.sqrt().detach()
     low = torch.asinh(first / scale)
     high = torch.asinh((first + length) / scale)
     range_u = high - low
-    x, weight = gauss_legendre(nodes)
-    u = low[..., None] + range_u[..., None] * x.to(places)
+    x, weight = (part.to(places) for part in gauss_legendre(nodes))
+    shift = range_u[..., None] * x
+    u = low[..., None] + shift
     s = scale[..., None] * torch.sinh(u)
     square = h.square()[..., None] + s.square()
     ratio = square / width[:, None, None]
     if q is None:
         within = -torch.expm1(-ratio / 2)
     else:
-        within = -torch.expm1((1 - q) * torch.log1p(ratio))
+        log_beyond = (1 - q) * torch.log1p(ratio)
+        within = -torch.expm1(log_beyond)
     tiny = torch.finfo(places.dtype).tiny
-    density = h[..., None] * within / square.clamp(min=tiny)
+    positive = square.clamp(min=tiny)
+    density = h[..., None] * within / positive
     each = density * scale[..., None] * torch.cosh(u)
-    by_edge = (each @ weight.to(places)) * range_u
+    by_edge = (each @ weight) * range_u
     return by_edge.sum(1) / (2 * math.pi)
 
 
 @torch.no_grad()
 def mass_error(
-    places: Float[Tensor, "N 2"],
-    width: Float[Tensor, " N"],
-    corners: Float[Tensor, "V 2"],
+    places: Places,
+    width: PerPlace,
+    corners: Corners,
     q: Float[Tensor, ""] | None = None,
 ) -> float:
     """The largest change of :func:`mass` from :data:`COARSE` to :data:`NODES` nodes, an upper
@@ -182,9 +197,7 @@ def mass_error(
     return float((fine - coarse).abs().max())
 
 
-def project(
-    longitude: NDArray[np.float64], latitude: NDArray[np.float64], centre: tuple[float, float]
-) -> NDArray[np.float64]:
+def project(longitude: Numbers, latitude: Numbers, centre: Point) -> Numbers:
     """x (east) and y (north) in km, (N, 2), by the azimuthal equidistant projection about
     ``centre`` (longitude, latitude in degrees). Longitudes may wrap.
 
@@ -194,19 +207,26 @@ def project(
     111.195
     """
     longitude_0, latitude_0 = centre
-    lam = np.radians(_wrapped(np.asarray(longitude) - longitude_0))
+    east = np.asarray(longitude) - longitude_0
+    lam = np.radians(_wrapped(east))
     phi = np.radians(np.asarray(latitude))
     phi0 = math.radians(latitude_0)
-    across = np.cos(phi) * np.sin(lam)
     sine_0 = math.sin(phi0)
     cosine_0 = math.cos(phi0)
-    up = cosine_0 * np.sin(phi) - sine_0 * np.cos(phi) * np.cos(lam)
-    ahead = sine_0 * np.sin(phi) + cosine_0 * np.cos(phi) * np.cos(lam)
+    sin_phi = np.sin(phi)
+    cos_phi = np.cos(phi)
+    cos_lam = np.cos(lam)
+    across = cos_phi * np.sin(lam)
+    up = cosine_0 * sin_phi - sine_0 * cos_phi * cos_lam
+    ahead = sine_0 * sin_phi + cosine_0 * cos_phi * cos_lam
     sine = np.hypot(across, up)
     angle = np.arctan2(sine, ahead)
     moved = sine > 0
-    factor = np.where(moved, angle / np.where(moved, sine, 1.0), 1.0)
-    return EARTH * np.column_stack([factor * across, factor * up])
+    divisor = np.where(moved, sine, 1.0)
+    factor = np.where(moved, angle / divisor, 1.0)
+    x = factor * across
+    y = factor * up
+    return EARTH * np.column_stack([x, y])
 
 
 def _wrapped(degrees: Degrees) -> Degrees:
@@ -214,9 +234,7 @@ def _wrapped(degrees: Degrees) -> Degrees:
     return (degrees + 180.0) % 360.0 - 180.0
 
 
-def unproject(
-    places: NDArray[np.float64], centre: tuple[float, float]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def unproject(places: Numbers, centre: Point) -> tuple[Numbers, Numbers]:
     """Longitude from -180 to below 180 and latitude of places in km: the inverse of
     :func:`project`.
 
@@ -228,21 +246,25 @@ def unproject(
     x, y = np.asarray(places, dtype=np.float64).T
     distance = np.hypot(x, y)
     angle = distance / EARTH
+    cosine = np.cos(angle)
     moved = distance > 0
-    share = np.where(moved, np.sin(angle) / np.where(moved, distance, 1.0), 1 / EARTH)
+    divisor = np.where(moved, distance, 1.0)
+    share = np.where(moved, np.sin(angle) / divisor, 1 / EARTH)
+    east = x * share
+    north = y * share
     longitude_0, latitude_0 = centre
     phi0 = math.radians(latitude_0)
     sine_0 = math.sin(phi0)
     cosine_0 = math.cos(phi0)
-    sine = np.cos(angle) * sine_0 + y * share * cosine_0
-    latitude = np.degrees(np.arcsin(np.clip(sine, -1.0, 1.0)))
-    ahead = np.cos(angle) * cosine_0 - y * share * sine_0
-    turn = np.arctan2(x * share, ahead)
-    longitude = _wrapped(np.degrees(turn) + longitude_0)
-    return longitude, latitude
+    sine = cosine * sine_0 + north * cosine_0
+    phi = np.arcsin(np.clip(sine, -1.0, 1.0))
+    ahead = cosine * cosine_0 - north * sine_0
+    turn = np.degrees(np.arctan2(east, ahead))
+    longitude = _wrapped(turn + longitude_0)
+    return longitude, np.degrees(phi)
 
 
-def middle(longitude: NDArray[np.float64], latitude: NDArray[np.float64]) -> tuple[float, float]:
+def middle(longitude: Numbers, latitude: Numbers) -> Point:
     """The centre of places on the globe: the direction of their mean on the sphere, which does not
     depend on where longitudes wrap.
 
@@ -251,9 +273,11 @@ def middle(longitude: NDArray[np.float64], latitude: NDArray[np.float64]) -> tup
     """
     lam = np.radians(longitude)
     phi = np.radians(latitude)
-    x = float((np.cos(phi) * np.cos(lam)).mean())
-    y = float((np.cos(phi) * np.sin(lam)).mean())
+    cos_phi = np.cos(phi)
+    x = float((cos_phi * np.cos(lam)).mean())
+    y = float((cos_phi * np.sin(lam)).mean())
     z = float(np.sin(phi).mean())
     longitude_0 = math.degrees(math.atan2(y, x))
-    latitude_0 = math.degrees(math.atan2(z, math.hypot(x, y)))
+    equatorial = math.hypot(x, y)
+    latitude_0 = math.degrees(math.atan2(z, equatorial))
     return _wrapped(longitude_0), latitude_0
