@@ -541,8 +541,7 @@ class SeismicDAPP(ETAS):
             delta, factor, features = torch.zeros(1).double(), torch.ones(1).double(), None
         else:
             features = self.event_features.table
-            at = self._magnitude_column(self.event_features.spec.names)
-            delta = features[:, at] - self.mc
+            delta = features[:, self.magnitude_column] - self.mc
             factor = self._factors(self.event_features.standardised(features), s)
         width = torch.exp(s.gamma * delta)
         columns = [
