@@ -398,7 +398,8 @@ def _one_shared_level(
     kernel = np.exp(-np.abs(away) / PIECES)
     scored_marks = data.mark_ids[data.scored]
     of_type = np.bincount(scored_marks, minlength=M).astype(np.float64)
-    of_others = np.maximum(of_type.sum() - of_type, 1.0)
+    others = of_type.sum() - of_type
+    of_others = np.maximum(others, 1.0)
     time = float(data.exposed_times.sum())
     own_rate = (of_type / time)[:, None]
     rate_of_others = (of_others / time)[:, None]
@@ -408,11 +409,12 @@ def _one_shared_level(
     for row in range(len(data)):
         own = data.row(row)
         count = counts[row]
-        edges = data.starts[row] + piece * np.arange(count + 1)
+        number = np.arange(count + 1)
+        edges = data.starts[row] + piece * number
         edges[-1] = data.stops[row]
         since = data.times[own] - edges[0]
-        number = (since / piece).astype(np.int64)
-        place = np.clip(number, 0, count - 1)
+        passed = (since / piece).astype(np.int64)
+        place = np.clip(passed, 0, count - 1)
         marks = data.mark_ids[own]
         scored = data.scored[own]
         table = np.zeros((M, count))
@@ -423,13 +425,14 @@ def _one_shared_level(
             middles = (edges[1:] + edges[:-1]) / 2
             exposed = lengths * exposure.at(row, middles)[:, 0]
         reach = _smoothed(lengths, kernel)
-        smooth = np.stack([_smoothed(one, kernel) for one in table]) / reach
+        spread = np.stack([_smoothed(one, kernel) for one in table])
+        smooth = spread / reach
         others = smooth.sum(0) - smooth
         level = others / rate_of_others * own_rate
         costs += level @ exposed
         for m in range(M):
-            mine = place[scored & (marks == m)]
-            values[m].append(level[m, mine])
+            mine = scored & (marks == m)
+            values[m].append(level[m, place[mine]])
     return [np.concatenate(parts) for parts in values], costs
 
 
@@ -521,7 +524,8 @@ def _nodes(data: Dataset, horizon: float) -> tuple[ndarray, ndarray]:
     top = np.log1p(horizon / scale)
     v = top * (x + 1) / 2
     lags = scale * np.expm1(v)
-    weights = scale * np.exp(v) * w * top / 2
+    slope = scale * np.exp(v)
+    weights = slope * w * top / 2
     return lags, weights
 
 

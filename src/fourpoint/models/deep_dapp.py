@@ -243,14 +243,17 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         self.fastest.fill_(period)
         self.scales.copy_(torch.logspace(low, high, TIMES))
         frequencies = torch.from_numpy(rhythms * scale)
+        slowest = scale / longest
+        fastest = scale / shortest
         for layer in self._stack():
-            layer.spread(scale / longest, scale / shortest, frequencies)
+            layer.spread(slowest, fastest, frequencies)
         rates = mean_rates(data, self.marks) * scale
         total = rates.sum()
-        self.log_scale.fill_(math.log(scale / shortest))
+        self.log_scale.fill_(math.log(fastest))
         relative = total / self.log_scale.exp()
-        self.rate.bias.copy_(torch.log(torch.expm1(relative)))
-        self.share.bias.copy_((rates / total).log())
+        shares = rates / total
+        self.rate.bias.copy_(relative.expm1().log())
+        self.share.bias.copy_(shares.log())
         unit = data.unit or "time units"
         said = [
             f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to "
@@ -564,8 +567,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         since = self.since(self._features(lag))[0, 0, 0]
         whole = self.read(parts) + at.summary[0, 0] + since
         # Of each mode, its real and imaginary part together.
-        added = (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T
-        asked = torch.cat([whole[None], whole - added])
+        numbers = self.read.weight * parts
+        added = numbers.unflatten(1, (-1, 2)).sum(2).T
+        without = whole - added
+        asked = torch.cat([whole[None], without])
         q = self._answered(asked[None, None], None)
         rates = self._log_rate(q).exp()[0, 0]
         losses = rates[0] - rates[1:]

@@ -754,11 +754,13 @@ class ETAS(PointProcess[ETASHistory]):
         source = torch.zeros(count, dtype=torch.int64)
         if len(self.sources):
             share = level[1] / level.sum()
-            by_kernel = _uniform(count, random)[:, None] < share
+            coin = _uniform(count, random)[:, None]
+            by_kernel = coin < share
             total = self.sources[:, 3].cumsum(0)
-            coin = _uniform(count, random) * total[-1]
+            height = _uniform(count, random) * total[-1]
             last = len(total) - 1
-            source = torch.searchsorted(total, coin).clamp(max=last)
+            chosen = torch.searchsorted(total, height)
+            source = chosen.clamp(max=last)
         waiting = torch.arange(count)
         for _ in range(10_000):
             if not len(waiting):
@@ -767,7 +769,8 @@ class ETAS(PointProcess[ETASHistory]):
             unit = _uniform(2 * size, random).reshape(size, 2)
             drawn = low + (high - low) * unit
             if len(self.sources):
-                own = self.sources[source[waiting]]
+                index = source[waiting]
+                own = self.sources[index]
                 centre = own[:, :2]
                 deviation = own[:, 2:3].sqrt()
                 away = torch.randn(size, 2, dtype=torch.float64, generator=random)
@@ -1183,12 +1186,10 @@ def _check_settings(
 def _at(
     h: ETASHistory, seen: Int[Tensor, "B G"] | None
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J"]]:
-    if seen is None:
-        return h.times, h.states
-    row = torch.arange(len(seen))[:, None]
-    last = h.times.shape[1] - 1
-    index = seen.clamp(max=last)
-    return h.times[row, index], h.states[row, index]
+    if seen is not None:
+        last = h.times.shape[1] - 1
+        seen = seen.clamp(max=last)
+    return h.at_seen(seen, h.states)
 
 
 def _wider(h: ETASHistory) -> ETASHistory:

@@ -115,13 +115,16 @@ def edge_tests(
     designs = designs_of(model, data)
     branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
     alpha = branching.transpose(1, 0, 2).reshape(M, -1)
-    own = np.concatenate([np.ones((M, 1)), alpha], 1)
+    ones = np.ones((M, 1))
+    own = np.concatenate([ones, alpha], 1)
     happens = np.array([columns.shape[1] > 0 for columns in designs.columns])[:, None]
     positive = np.where(happens, own, 1.0)
     before = designs.derivatives(positive).values
-    best = _maximum(designs, np.where(happens, own, 0.0))
+    start = np.where(happens, own, 0.0)
+    best = _maximum(designs, start)
     gains = best.here.values - before
-    errors = _errors(designs, np.where(happens, best.theta, 1.0))
+    positive = np.where(happens, best.theta, 1.0)
+    errors = _errors(designs, positive)
     if shared is not None:
         designs = designs.with_more(*shared)
         _, costs = shared
@@ -137,14 +140,17 @@ def edge_tests(
         raised = np.maximum(start[:, :1], 1e-3)
         start[:, :1] = np.where(happens, raised, 0.0)
         found = _maximum(fewer, start)
-        deviance[:, n] = 2 * (best.here.values - found.here.values)
-    no_source = np.bincount(data.mark_ids, minlength=M) == 0
-    unknown = ~happens | no_source
-    deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
+        lost = best.here.values - found.here.values
+        deviance[:, n] = 2 * lost
+    sources = np.bincount(data.mark_ids, minlength=M)
+    unknown = ~happens | (sources == 0)
+    deviance = np.maximum(deviance, 0.0)
+    deviance[unknown] = np.nan
     excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M)
     any_excitation = excitation.max(1) > 0
     without_excitation = np.where(unknown, np.nan, 1.0)
-    p_values = np.where(any_excitation, _p_values(deviance, J), without_excitation)
+    with_excitation = _p_values(deviance, J)
+    p_values = np.where(any_excitation, with_excitation, without_excitation)
     gain = np.sum(gains[happens[:, 0]])
     return EdgeTests(deviance, p_values, float(gain), errors)
 
@@ -204,16 +210,17 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
         gaps = batch.times - history.times[:, :-1]
         lag = gaps[..., None] * beta
         fade = beta * torch.exp(-lag)
-        rise = fade[..., None] * history.excitation[:, :-1]
+        excitation = history.excitation[:, :-1]
+        rise = fade[..., None] * excitation
         log_mu = model.log_baseline.expand(*batch.times.shape, M)
         if model.effects is not None:
             effects = model.effects.values(batch.times, history.context)
             log_mu = log_mu + effects
         for m in range(M):
             mine = batch.scored & (batch.marks == m)
-            base = log_mu[mine][:, m].exp()[None]
-            excited = rise[mine].reshape(-1, J * M).T
-            column = torch.cat([base, excited])
+            base = log_mu[mine][:, m].exp()
+            excited = rise[mine].reshape(-1, J * M)
+            column = torch.cat([base[None], excited.T])
             parts[m].append(column.numpy())
         mass, duration = _integrals(batch, history, beta)
         past += mass
@@ -223,9 +230,11 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
     if model.effects is not None:
         design = integral_design(data, model.effects.spec, merged=True)
         weights = model.effects.weight.detach().numpy()
-        theta = np.concatenate([np.log(mu)[None], weights])
+        levels = np.log(mu)[None]
+        theta = np.concatenate([levels, weights])
         log_rates = np.minimum(design.nodes @ theta, 700.0)
-        base_cost = design.weights @ np.exp(log_rates)
+        rates = np.exp(log_rates)
+        base_cost = design.weights @ rates
     of_past = np.tile(past.ravel(), (M, 1))
     costs = np.concatenate([base_cost[:, None], of_past], 1)
     columns = [np.concatenate(part, 1) for part in parts]

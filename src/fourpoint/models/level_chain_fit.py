@@ -103,7 +103,8 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     _improve_transitions(chain, forward[:, :-1], after, phase[:, :-1])
     _improve_levels(chain, blocks, state)
     _improve_shapes(chain, blocks, state)
-    expected = blocks.known(state).levels(blocks.levels(chain), chain.shape)
+    level = blocks.levels(chain)
+    expected = blocks.known(state).levels(level, chain.shape)
     return (state * expected).sum(-1)
 
 
@@ -195,20 +196,25 @@ def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     in a. Digamma functions are computed once for each distinct count.
     """
     shape = chain.shape
-    q = shape + blocks.means(chain)
+    mean = blocks.means(chain)
+    q = shape + mean
     total = shape + blocks.events[..., None]
     distinct, which = blocks.events.unique(return_inverse=True)
     table = distinct[:, None] + shape
     digamma = table.digamma() - shape.digamma()
     trigamma = torch.polygamma(1, table) - torch.polygamma(1, shape)
-    ratio = shape / q
-    first = digamma[which] + ratio.log() + 1 - total / q
-    second = trigamma[which] + 1 / shape - 2 / q + total / q**2
+    log_ratio = (shape / q).log()
+    share = total / q
+    change = total / q**2
+    first = digamma[which] + log_ratio + 1 - share
+    second = trigamma[which] + 1 / shape - 2 / q + change
     first = (state * first).sum((0, 1))
     second = (state * second).sum((0, 1))
     slope = shape * first
-    gradient = slope - (chain.log_shape - LOG_SHAPE)
-    curvature = -(shape**2 * second + slope - 1.0)
+    bend = shape**2 * second
+    from_prior = chain.log_shape - LOG_SHAPE
+    gradient = slope - from_prior
+    curvature = -(bend + slope - 1.0)
     step = gradient / curvature.clamp(min=1.0)
     moved = chain.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
     inside = moved.clamp(LEAST_SHAPE, MOST_SHAPE)
@@ -228,5 +234,6 @@ def _log_chances(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J K"]:
     counts = blocks.events[..., None]
     log_mean = mean.clamp(min=FLOOR).log()
     log_rate = (shape + mean).log()
-    powers = counts * log_mean - (shape + counts) * log_rate
+    exponent = shape + counts
+    powers = counts * log_mean - exponent * log_rate
     return table[which] + powers

@@ -360,7 +360,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def _weighted(self, data: Dataset, blocks: Blocks, mean: Float[Tensor, "B J"]) -> Dataset:
         """The data with the expected level as a factor of the exposure."""
-        known = Context() if data.context is None else data.context
+        known = data.context or Context()
         all_times = []
         all_values = []
         for i in range(len(data)):
@@ -507,11 +507,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
         _, log_survival = carried(there, at_a, block_a, at_b, block_b, line, chain)
         each = each_at_b - each_at_a
         total = each.sum(-1)
-        exposed = at_b - at_a
+        exposure = at_b - at_a
+        observed = exposure > 0
         level = there.levels(line.levels_of(block_a), chain.shape)
         mean = (there.belief * level).sum(-1)
-        ratio = total / torch.where(exposed > 0, exposed, 1.0)
-        whole = torch.where(exposed > 0, -log_survival * ratio, mean * total)
+        ratio = total / torch.where(observed, exposure, 1.0)
+        from_survival = -log_survival * ratio
+        whole = torch.where(observed, from_survival, mean * total)
         divisor = torch.where(total > 0, total, 1.0)
         share = each / divisor[..., None]
         return share * whole[..., None]
@@ -531,7 +533,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """The population's bound times the expected level at a, which falls within a block while
         nothing happens; from the next block on times the largest level.
         """
-        start, known = self._anchors(history, history.lengths[:, None])
+        last = history.lengths[:, None]
+        start, known = self._anchors(history, last)
         times = torch.cat([start, a[:, None], b[:, None]], 1)
         line = self._timeline(times, history.context)
         passed, at_a, _ = line.passed.split(1, 1)
@@ -540,8 +543,10 @@ class MarkovModulated(PointProcess[ChainHistory]):
         there, _ = carried(known, passed, block, at_a, block_a, line, chain)
         level = there.levels(line.levels_of(block_a), chain.shape)
         mean = (there.belief * level).sum(-1)[:, 0]
-        number = torch.arange(line.level.shape[1], device=a.device)
-        later = (number > block_a) & (number <= block_b)
+        blocks = line.level.shape[1]
+        number = torch.arange(blocks, device=a.device)
+        follows = number > block_a
+        later = follows & (number <= block_b)
         highest = line.level.amax(-1)
         largest = torch.where(later, highest, 0.0).amax(1)
         log_rate = self.log_rate.expand(len(a), -1)
@@ -560,8 +565,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         end = wanted.edges[:, -1]
         history = self.encode(batch).latest()
         known = self.move(history, torch.from_numpy(now.copy()))
-        spans = torch.from_numpy(np.stack([now, end], 1))
-        line = self._timeline(spans, batch.context)
+        spans = np.stack([now, end], 1)
+        line = self._timeline(torch.from_numpy(spans), batch.context)
         starts = line.starts.numpy()
         cubics = constant_cubics(self.log_rate)
         pieces = pieces_until(cubics, self.effects, batch, now, end)
@@ -573,7 +578,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             edges = wanted.edges[r]
             begins = starts[r]
             inside = (begins > now[r]) & (begins < end[r])
-            cuts = np.unique(np.concatenate([edges, begins[inside]]))
+            times = np.concatenate([edges, begins[inside]])
+            cuts = np.unique(times)
             means = integrals(r, cuts, pieces, exposure)
             left = cuts[:-1]
             block = np.searchsorted(begins, left, side="right") - 1
@@ -705,8 +711,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         zone = self._spec().zone
         if zone is not None:
             changes, offsets = (torch.from_numpy(x).to(starts) for x in zone_offsets(zone))
-            place = torch.searchsorted(changes, seconds.contiguous(), right=True) - 1
-            last = place.clamp(min=0)
+            after = torch.searchsorted(changes, seconds.contiguous(), right=True)
+            last = (after - 1).clamp(min=0)
             seconds = seconds + offsets[last]
         share = torch.remainder(seconds, DAY) / DAY
         phase = (share * phases).floor()
@@ -773,21 +779,25 @@ class MarkovModulated(PointProcess[ChainHistory]):
             return each.sum(-1), each
         parts = [wanted]
         if self.effects is not None:
-            parts.append(self.effects.cuts(low, high, context, PIECE))
+            cuts = self.effects.cuts(low, high, context, PIECE)
+            parts.append(cuts)
         if exposure is not None:
             parts.append(exposure.times)
-        within = torch.cat(parts, 1).clamp(low[:, None], high[:, None])
+        every = torch.cat(parts, 1)
+        within = every.clamp(low[:, None], high[:, None])
         grid = within.sort(1).values
         left = grid[:, :-1]
         width = grid.diff(dim=1)
         x, weights = (part.to(grid) for part in gauss_legendre(NODES))
-        nodes = left[..., None] + width[..., None] * x
-        rates = self._log_population(nodes, context).exp()
-        each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
+        offset = width[..., None] * x
+        nodes = left[..., None] + offset
+        log_rates = self._log_population(nodes, context)
+        each = torch.einsum("bhqm,q,bh->bhm", log_rates.exp(), weights, width)
         total = each.sum(-1)
         if exposure is not None:
             middle = left + width / 2
-            total = total * exposure.at(middle)[..., 0]
+            observed = exposure.at(middle)[..., 0]
+            total = total * observed
         passed = nn.functional.pad(total.cumsum(1), (1, 0))
         passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
         place = torch.searchsorted(grid, wanted.contiguous())

@@ -179,7 +179,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
         """The closed form over the scored time, with gradient."""
         history = self.encode(batch)
-        own = self.log_rates_at_events(history, batch) + log_exposure(batch)
+        rates = self.log_rates_at_events(history, batch)
+        own = rates + log_exposure(batch)
         events = torch.where(batch.scored, own, 0.0).sum(1)
         exposure = batch.scored_exposure
         if exposure is None:
@@ -189,7 +190,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
             return events - gaps.sum((1, 2))
         left, right, seen = exposed_pieces(batch, exposure)
         found = self.closed_integral(history, left, right, seen).sum(2)
-        exposed = found * exposure.at(left)[..., 0]
+        observed = exposure.at(left)[..., 0]
+        exposed = found * observed
         return events - exposed.sum(1)
 
     # ------------------------------------------------------------------ the verbs
@@ -205,12 +207,14 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
             first = before.times[:, -1:]
             start = before.states[:, -1:]
         times = torch.cat([first, batch.times], 1)
-        gaps = times.diff(dim=1)[..., None]
-        fade = torch.exp(-decays * gaps)[:, :, None]
+        gaps = times.diff(dim=1)
+        fade = torch.exp(-decays * gaps[..., None])
+        fade = fade[:, :, None]
         own = self._one_hot(batch.marks, batch.valid)
         driven = own.expand(*own.shape[:-1], len(decays))
         if before is not None:
-            head = driven[:, :1] + fade[:, :1] * start
+            carried = fade[:, :1] * start
+            head = driven[:, :1] + carried
             driven = torch.cat([head, driven[:, 1:]], 1)
         states = driven
         if driven.shape[1]:
@@ -247,7 +251,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda of every type."""
         weights, decays = self._mixture()
-        anchor, states = _at(history, seen)
+        anchor, states = history.at_seen(seen, history.states)
         lag = times - anchor[..., None]
         fade = torch.exp(-decays * lag[..., None])
         excited = torch.einsum("bgqj,bgnj->bgqn", fade * weights, states)
@@ -271,7 +275,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     ) -> Float[Tensor, "B G M"]:
         """int_a^b per type."""
         weights, decays = self._mixture()
-        anchor, states = _at(history, seen)
+        anchor, states = history.at_seen(seen, history.states)
         lag = (a - anchor)[..., None]
         duration = (b - a)[..., None]
         began = torch.exp(-decays * lag)
@@ -312,12 +316,3 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         own = nn.functional.one_hot(marks, self.marks.count).to(self.log_baseline)
         own = torch.where(happened[..., None], own, 0.0)
         return own[..., None]
-
-
-def _at(
-    h: PowerLawHistory, seen: Int[Tensor, "B G"] | None
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M J"]]:
-    if seen is None:
-        return h.times, h.states
-    row = torch.arange(len(seen))[:, None]
-    return h.times[row, seen], h.states[row, seen]

@@ -68,7 +68,8 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
         left = cell * number
         end = np.zeros_like(by_interval[:1])
         end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
-        scaled = by_interval / cell ** np.arange(4)
+        powers = cell ** np.arange(4)
+        scaled = by_interval / powers
         tables = np.concatenate([scaled, end])
     outside = np.zeros((len(left), M, 4))
     inside = np.zeros((len(left), M, 4))
@@ -228,7 +229,8 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
     middle[:-1] = (since[:-1] + since[1:]) / 2
     place = np.searchsorted(cubics.left, middle, side="right") - 1
     piece = np.maximum(place, 0)
-    d = (since - cubics.left[piece])[:, None]
+    shift = since - cubics.left[piece]
+    d = shift[:, None]
     outside = _shifted(cubics.outside[piece], d)
     inside = _shifted(cubics.inside[piece], d)
     return Cubics(since, outside, inside)
@@ -286,7 +288,8 @@ def largest_values(cubics: Floats, widths: Floats) -> Floats:
     third = c0 + weighted / 3
     last = c0 + c1 + c2 + c3
     points = np.stack([c0, second, third, last])
-    moving = (cubics[..., 1:] != 0).any(-1)
+    slopes = cubics[..., 1:]
+    moving = (slopes != 0).any(-1)
     rising = endless & moving
     bounds = np.where(rising, np.inf, points.max(0))
     return np.asarray(bounds)
