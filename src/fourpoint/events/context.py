@@ -349,7 +349,7 @@ class Context:
         """
         if all(part is None for part in parts):
             return None
-        known = [Context() if part is None else part for part in parts]
+        known = [part or Context() for part in parts]
         origins = _of_all("origin", [part.origin for part in known])
         scored_from = _of_all("scored_from", [part.scored_from for part in known])
         covariates = _of_all("covariates", [part.covariates for part in known])

@@ -91,17 +91,20 @@ class Influence(Printed):
     def rows(self) -> list[dict[str, Any]]:
         """One row for every pair of types, by p-value."""
         found = []
-        order = np.lexsort((-np.nan_to_num(self.matrix).ravel(), self.p_values.ravel()))
+        strongest_first = -np.nan_to_num(self.matrix).ravel()
+        order = np.lexsort((strongest_first, self.p_values.ravel()))
         for place in order:
-            b, a = (int(i) for i in np.unravel_index(place, self.matrix.shape))
-            row = {"from": self.names[a], "to": self.names[b]}
-            numbers = {
+            b, a = divmod(int(place), len(self.names))
+            row = {
+                "from": self.names[a],
+                "to": self.names[b],
                 "expected": float(self.matrix[b, a]),
                 "low": float(self.low[b, a]),
                 "high": float(self.high[b, a]),
                 "p_value": float(self.p_values[b, a]),
+                "edge": bool(self.edges[b, a]),
             }
-            found.append(row | numbers | {"edge": bool(self.edges[b, a])})
+            found.append(row)
         return found
 
     def to_dict(self) -> dict[str, Any]:
@@ -130,7 +133,8 @@ class Influence(Printed):
         table = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         table.writeheader()
         for row in rows:
-            table.writerow({k: "" if v != v else v for k, v in row.items()})
+            known = {name: value for name, value in row.items() if value == value}
+            table.writerow(known)
         write_atomic(Path(file), text.getvalue())
 
     def plot(self, ax: Axes | None = None) -> Axes:
@@ -149,25 +153,34 @@ class Influence(Printed):
         from rich.console import Group
         from rich.text import Text
 
-        many = len(self.names) > 1
         chosen = [row for row in self.rows() if row["edge"]]
+        edges = len(chosen)
         pairs = int(np.isfinite(self.p_values).sum())
         title = (
-            f"{len(chosen):,} of {pairs:,} pairs of types are edges (false discovery rate "
+            f"{edges:,} of {pairs:,} pairs of types are edges (false discovery rate "
             f"{self.fdr:.0%}); expected events that one event leads to directly"
         )
+        named = ["from"]
+        if len(self.names) > 1:
+            named.append("to")
         table = text_table(box=None, pad_edge=False)
-        for name in ("from", "to") if many else ("from",):
+        for name in named:
             table.add_column(name, style="bold", no_wrap=True)
         for name in ("expected", f"{self.level:.0%} interval", "p-value"):
             table.add_column(name, justify="right", no_wrap=True)
         for row in chosen[:SHOWN]:
-            cells = [row["from"], row["to"]] if many else [row["from"]]
+            names = [row[name] for name in named]
+            expected = f"{row['expected']:.3g}"
             interval = f"{row['low']:.3g} to {row['high']:.3g}"
-            table.add_row(*cells, f"{row['expected']:.3g}", interval, f"{row['p_value']:.2g}")
-        said = [f"and {len(chosen) - SHOWN:,} more"] if len(chosen) > SHOWN else []
+            p_value = f"{row['p_value']:.2g}"
+            table.add_row(*names, expected, interval, p_value)
+        said = []
+        if edges > SHOWN:
+            said.append(f"and {edges - SHOWN:,} more")
         below = "\n".join([*said, *self.notes, PREDICTIVE])
-        return Group(Text(title), *([table] if chosen else []), Text(below))
+        if not chosen:
+            return Group(Text(title), Text(below))
+        return Group(Text(title), table, Text(below))
 
 
 PREDICTIVE = "This is predictive influence, not cause and effect."
@@ -282,7 +295,8 @@ def _of_hawkes(
     if shared is not None and tests is not None:
         notes.append("edges are tested beside levels that the rates of all types share, as surges")
     if model.event_features is not None:
-        limits = limits * model.event_features.mean_factor().detach().numpy()[:, None]
+        factor = model.event_features.mean_factor().detach().numpy()
+        limits = limits * factor[:, None]
         notes.append("intervals treat the weights of event features as known")
     if model.log_decay.numel() > 1:
         notes.append("intervals of several exponentials are sums of limits and too wide")
@@ -293,7 +307,9 @@ def _of_hawkes(
         p_values = tests.p_values
         from scipy.special import chdtrc
 
-        if float(chdtrc(M + matrix.size, 2 * max(tests.gain, 0.0))) < UNFITTED:
+        parameters = M + matrix.size
+        gain = max(tests.gain, 0.0)
+        if float(chdtrc(parameters, 2 * gain)) < UNFITTED:
             notes.append(
                 "the model was not fitted to these events: they decide about edges, and the "
                 "matrix and its intervals are those of the training data"
@@ -326,12 +342,16 @@ def _from_tests(model: Hawkes, tests: EdgeTests, level: float) -> Float[ndarray,
     """
     from scipy.special import ndtri
 
-    quantile = float(ndtri((1 + level) / 2))
+    upper = (1 + level) / 2
+    quantile = float(ndtri(upper))
     ratio = model.mean_branching
-    above = quantile * np.sqrt((tests.errors**2).sum(0))
-    root = np.sqrt(np.nan_to_num(tests.deviance))
-    below = np.minimum(above, ratio * quantile / np.maximum(root, 1e-9))
-    return np.stack([np.maximum(ratio - below, 0.0), ratio + above], -1)
+    variance = (tests.errors**2).sum(0)
+    above = quantile * np.sqrt(variance)
+    deviance = np.nan_to_num(tests.deviance)
+    root = np.maximum(np.sqrt(deviance), 1e-9)
+    below = np.minimum(above, ratio * quantile / root)
+    low = np.maximum(ratio - below, 0.0)
+    return np.stack([low, ratio + above], -1)
 
 
 def _shared_levels(
@@ -345,13 +365,21 @@ def _shared_levels(
     M = model.marks.count
     if M < MANY_TYPES or not data.events:
         return None
-    slowest = 1 / float(model.log_decay.detach().exp().min())
-    found = [_one_shared_level(data, times * slowest) for times in WIDTHS]
-    parts = [one for one in found if one is not None]
+    decays = model.log_decay.detach().exp()
+    slowest = 1 / float(decays.min())
+    parts = []
+    for times in WIDTHS:
+        found = _one_shared_level(data, times * slowest)
+        if found is not None:
+            parts.append(found)
     if not parts:
         return None
-    columns = [np.stack([values[m] for values, _ in parts]) for m in range(M)]
-    return columns, np.stack([costs for _, costs in parts], 1)
+    columns = []
+    for m in range(M):
+        levels = [values[m] for values, _ in parts]
+        columns.append(np.stack(levels))
+    costs = [cost for _, cost in parts]
+    return columns, np.stack(costs, 1)
 
 
 def _one_shared_level(
@@ -362,41 +390,57 @@ def _one_shared_level(
     """
     M = data.marks.count
     piece = width / PIECES
-    counts = np.maximum(np.ceil(data.durations / piece), 1).astype(np.int64)
+    pieces = np.ceil(data.durations / piece)
+    counts = np.maximum(pieces, 1).astype(np.int64)
     if counts.sum() * M > MOST_PIECES:
         return None
-    kernel = np.exp(-np.abs(np.arange(-4 * PIECES, 4 * PIECES + 1)) / PIECES)
-    of_type = np.bincount(data.mark_ids[data.scored], minlength=M).astype(np.float64)
+    away = np.arange(-4 * PIECES, 4 * PIECES + 1)
+    kernel = np.exp(-np.abs(away) / PIECES)
+    scored_marks = data.mark_ids[data.scored]
+    of_type = np.bincount(scored_marks, minlength=M).astype(np.float64)
+    others = of_type.sum() - of_type
+    of_others = np.maximum(others, 1.0)
+    time = float(data.exposed_times.sum())
+    own_rate = (of_type / time)[:, None]
+    rate_of_others = (of_others / time)[:, None]
     values: list[list[ndarray]] = [[] for _ in range(M)]
     costs = np.zeros(M)
     exposure = data.scored_exposure
-    time = float(data.exposed_times.sum())
     for row in range(len(data)):
-        own = slice(int(data.offsets[row]), int(data.offsets[row + 1]))
-        edges = data.starts[row] + piece * np.arange(counts[row] + 1)
+        own = data.row(row)
+        count = counts[row]
+        number = np.arange(count + 1)
+        edges = data.starts[row] + piece * number
         edges[-1] = data.stops[row]
-        place = np.clip(((data.times[own] - edges[0]) / piece).astype(np.int64), 0, counts[row] - 1)
-        marks, scored = data.mark_ids[own], data.scored[own]
-        table = np.zeros((M, counts[row]))
+        since = data.times[own] - edges[0]
+        passed = (since / piece).astype(np.int64)
+        place = np.clip(passed, 0, count - 1)
+        marks = data.mark_ids[own]
+        scored = data.scored[own]
+        table = np.zeros((M, count))
         np.add.at(table, (marks, place), 1.0)
-        exposed = np.diff(edges)
+        lengths = np.diff(edges)
+        exposed = lengths
         if exposure is not None:
-            exposed = exposed * exposure.at(row, (edges[1:] + edges[:-1]) / 2)[:, 0]
-        reach = _smoothed(np.diff(edges), kernel)
-        smooth = np.stack([_smoothed(one, kernel) for one in table]) / reach
+            middles = (edges[1:] + edges[:-1]) / 2
+            exposed = lengths * exposure.at(row, middles)[:, 0]
+        reach = _smoothed(lengths, kernel)
+        spread = np.stack([_smoothed(one, kernel) for one in table])
+        smooth = spread / reach
         others = smooth.sum(0) - smooth
-        mean = np.maximum(of_type.sum() - of_type, 1.0) / time
-        level = others / mean[:, None] * (of_type / time)[:, None]
+        level = others / rate_of_others * own_rate
         costs += level @ exposed
         for m in range(M):
-            values[m].append(level[m, place[scored & (marks == m)]])
+            mine = scored & (marks == m)
+            values[m].append(level[m, place[mine]])
     return [np.concatenate(parts) for parts in values], costs
 
 
 def _smoothed(counts: ndarray, kernel: ndarray) -> ndarray:
     """Counts of pieces of time, spread by a symmetric kernel within the window."""
     half = len(kernel) // 2
-    return np.convolve(counts, kernel)[half : half + len(counts)]
+    spread = np.convolve(counts, kernel)
+    return spread[half : half + len(counts)]
 
 
 def _from_profiles(model: Hawkes) -> Float[ndarray, "M M"]:
@@ -407,9 +451,12 @@ def _from_profiles(model: Hawkes) -> Float[ndarray, "M M"]:
 
     M = model.marks.count
     profile = model.profiles["branching"].reshape((-1, M, M))
-    root = np.sqrt(np.maximum(profile.deviance(0.0), 0.0))
-    one_sided = ndtr(-np.where(profile.estimate > 0, root, -root))
-    return np.minimum(len(one_sided) * one_sided.min(0), 1.0)
+    deviance = np.maximum(profile.deviance(0.0), 0.0)
+    root = np.sqrt(deviance)
+    score = np.where(profile.estimate > 0, root, -root)
+    one_sided = ndtr(-score)
+    smallest = one_sided.min(0)
+    return np.minimum(len(one_sided) * smallest, 1.0)
 
 
 # ---------------------------------------------------------------------- other models
@@ -432,14 +479,17 @@ def _usual_horizon(data: Dataset) -> float:
 def _chosen_events(data: Dataset, types: int, events: int, seed: int) -> _LeftOut:
     """Events of every type, at random, as many of each as there are or as their share."""
     rng = np.random.default_rng(seed)
+    share = max(events // types, FEWEST)
     chosen = []
     for m in range(types):
         mine = np.flatnonzero((data.mark_ids == m) & data.scored)
-        count = min(len(mine), max(events // types, FEWEST))
-        chosen.append(np.sort(rng.choice(mine, count, replace=False)))
+        count = min(len(mine), share)
+        drawn = rng.choice(mine, count, replace=False)
+        chosen.append(np.sort(drawn))
     flat = np.concatenate(chosen)
     rows = np.searchsorted(data.offsets, flat, side="right") - 1
-    return _LeftOut(rows, flat - data.offsets[rows], data.mark_ids[flat])
+    places = flat - data.offsets[rows]
+    return _LeftOut(rows, places, data.mark_ids[flat])
 
 
 def _effects(
@@ -449,10 +499,10 @@ def _effects(
     lags, weights = _nodes(data, horizon)
     found = np.zeros((len(left_out.rows), model.marks.count))
     order = np.argsort(left_out.rows, kind="stable")
+    size = max(1, PIECE // (BEFORE + AFTER))
     with eval_mode(model), bar("leaving out events", len(order), show=progress) as step:
         done = 0
         while done < len(order):
-            size = max(1, PIECE // (BEFORE + AFTER))
             some = order[done : done + size]
             found[some] = _some_effects(model, data, left_out, some, lags, weights)
             done += len(some)
@@ -465,12 +515,18 @@ def _nodes(data: Dataset, horizon: float) -> tuple[ndarray, ndarray]:
     event.
     """
     gaps = data.gaps
-    scale = float(np.median(gaps[gaps > 0])) / 10 if (gaps > 0).any() else horizon / 100
+    positive = gaps[gaps > 0]
+    scale = horizon / 100
+    if len(positive):
+        scale = float(np.median(positive)) / 10
     scale = min(scale, horizon / 10)
     x, w = np.polynomial.legendre.leggauss(NODES)
     top = np.log1p(horizon / scale)
     v = top * (x + 1) / 2
-    return scale * np.expm1(v), scale * np.exp(v) * w * top / 2
+    lags = scale * np.expm1(v)
+    slope = scale * np.exp(v)
+    weights = slope * w * top / 2
+    return lags, weights
 
 
 def _some_effects(
@@ -482,14 +538,18 @@ def _some_effects(
     weights: ndarray,
 ) -> Float[ndarray, "R M"]:
     """Effects of some events, each in a row of its own with the events around it."""
-    rows, places = left_out.rows[some], left_out.places[some]
+    rows = left_out.rows[some]
+    places = left_out.places[some]
+    offsets = data.offsets[rows]
     first = np.maximum(places - BEFORE, 0)
     last = np.minimum(places + AFTER + 1, data.lengths[rows])
-    width = int((last - first).max())
-    index = first[:, None] + np.arange(width)
-    valid = index < last[:, None]
-    flat = data.offsets[rows][:, None] + np.minimum(index, last[:, None] - 1)
+    widest = int((last - first).max())
+    end = last[:, None]
+    index = first[:, None] + np.arange(widest)
+    valid = index < end
+    flat = offsets[:, None] + np.minimum(index, end - 1)
     times = data.times[flat]
+    stops = np.maximum(data.stops[rows], times[:, -1])
     context = None
     if data.context is not None:
         context = data.context.select(rows).batch(np.arange(len(rows)))
@@ -497,19 +557,22 @@ def _some_effects(
         torch.from_numpy(times),
         torch.from_numpy(data.mark_ids[flat]),
         torch.from_numpy(valid),
-        torch.from_numpy(data.starts[rows].copy()),
-        torch.from_numpy(np.maximum(data.stops[rows], times[:, -1])),
+        torch.from_numpy(data.starts[rows]),
+        torch.from_numpy(stops),
         None if data.places is None else torch.from_numpy(data.places[flat]),
         None if data.features is None else torch.from_numpy(data.features[flat]),
         context,
     )
     own = (places - first)[:, None]
-    kept = np.arange(width - 1)[None] + (np.arange(width - 1)[None] >= own)
+    column = np.arange(widest - 1)[None]
+    kept = column + (column >= own)
     fewer = _columns(batch, torch.from_numpy(kept))
-    when = torch.from_numpy(data.times[data.offsets[rows] + places][:, None] + lags)
+    happened = data.times[offsets + places]
+    when = torch.from_numpy(happened[:, None] + lags)
     with_all = model.intensity(model.encode(batch), when).double()
     without = model.intensity(model.encode(fewer), when).double()
-    effect = torch.einsum("rqm,q->rm", with_all - without, torch.from_numpy(weights))
+    added = with_all - without
+    effect = torch.einsum("rqm,q->rm", added, torch.from_numpy(weights))
     return effect.numpy()
 
 
@@ -556,17 +619,23 @@ def _of_effects(
         if count < 2:
             continue
         sums = np.zeros((count, M))
-        np.add.at(sums, group, effects[mine] - matrix[:, a])
-        error[:, a] = np.sqrt((sums**2).sum(0) * count / (count - 1)) / mine.sum()
+        deviations = effects[mine] - matrix[:, a]
+        np.add.at(sums, group, deviations)
+        squares = (sums**2).sum(0)
+        variance = squares * count / (count - 1)
+        error[:, a] = np.sqrt(variance) / mine.sum()
         freedom[a] = count - 1
     notes = ["parameters are treated as known: intervals and tests are over events of the data"]
     if spread is not None:
         error = np.sqrt(error**2 + spread**2)
         notes = ["intervals and tests include the uncertainty of parameters"]
-    half = stdtrit(freedom, (1 + level) / 2) * error
+    upper = (1 + level) / 2
+    half = stdtrit(freedom, upper) * error
+    certain = np.where(matrix == 0, 0.0, np.inf)
     with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(error > 0, matrix / error, np.where(matrix == 0, 0.0, np.inf))
-    p_values = np.where(np.isnan(error), np.nan, 2 * stdtr(freedom, -np.abs(t)))
+        t = np.where(error > 0, matrix / error, certain)
+    two_sided = 2 * stdtr(freedom, -np.abs(t))
+    p_values = np.where(np.isnan(error), np.nan, two_sided)
     return Influence(
         model.marks.names or ("event",),
         matrix,
@@ -598,8 +667,11 @@ def _clusters(data: Dataset, left_out: _LeftOut) -> ndarray:
     """The sequence of every event, or the block of time where sequences are few."""
     if len(data) >= FEW_SEQUENCES:
         return left_out.rows
+    rows = left_out.rows
     per_sequence = -(-BLOCKS // max(1, len(data)))
-    times = data.times[data.offsets[left_out.rows] + left_out.places]
-    share = (times - data.starts[left_out.rows]) / data.durations[left_out.rows]
-    block = np.minimum((share * per_sequence).astype(np.int64), per_sequence - 1)
-    return left_out.rows * per_sequence + block
+    times = data.times[data.offsets[rows] + left_out.places]
+    since = times - data.starts[rows]
+    share = since / data.durations[rows]
+    number = (share * per_sequence).astype(np.int64)
+    block = np.minimum(number, per_sequence - 1)
+    return rows * per_sequence + block

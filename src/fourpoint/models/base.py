@@ -134,6 +134,17 @@ class History:
         """
         return None
 
+    def at_seen(
+        self, seen: Int[Tensor, "B G"] | None, values: Float[Tensor, "B P *S"]
+    ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G *S"]]:
+        """When the positions ``seen`` begin, and ``values`` of positions there; of all positions
+        where None.
+        """
+        if seen is None:
+            return self.times, values
+        row = torch.arange(len(seen), device=seen.device)[:, None]
+        return self.times[row, seen], values[row, seen]
+
 
 class LogTimeRule(NamedTuple):
     """A rule in u = log(1 + d / scale), d being the time since the last event: its nodes per unit

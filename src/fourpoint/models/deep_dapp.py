@@ -167,39 +167,35 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         )
         self._draw = seed
         self._random: torch.Generator | None = None
-        self._known: tuple[Tensor | None, int, float] = (
-            None,
-            0,
-            0.0,
-        )  # the buffer `tick` as it was read last
+        # The buffer `tick` as it was read last.
+        self._known: tuple[Tensor | None, int, float] = (None, 0, 0.0)
         M = self.marks.count
         K = TIMES + 2 * sinusoids
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.layers = nn.ModuleList(DeepLayer(width, modes, gated=gated) for _ in range(layers))
-            self.tokens = nn.Parameter(
-                torch.randn(M + 2, width)
-            )  # the marks, the start and a mark that is hidden
+            # The marks, the start and a mark that is hidden.
+            self.tokens = nn.Parameter(torch.randn(M + 2, width))
             self.gap = nn.Linear(K, width)
-            self.norm, self.context = Norm(width), nn.Linear(width, width)
-            self.read, self.since = (
-                nn.Linear(2 * modes * layers, width),
-                nn.Linear(K, width, bias=False),
-            )
-            self.query_norm, self.up, self.down = (
-                Norm(width),
-                nn.Linear(width, 2 * width),
-                nn.Linear(2 * width, width),
-            )
-            self.rate, self.share = nn.Linear(width, 1), nn.Linear(width, M)
+            self.norm = Norm(width)
+            self.context = nn.Linear(width, width)
+            self.read = nn.Linear(2 * modes * layers, width)
+            self.since = nn.Linear(K, width, bias=False)
+            self.query_norm = Norm(width)
+            self.up = nn.Linear(width, 2 * width)
+            self.down = nn.Linear(2 * width, width)
+            self.rate = nn.Linear(width, 1)
+            self.share = nn.Linear(width, M)
         self.log_scale = nn.Parameter(torch.zeros(()))
+        gain = math.sqrt(K / TIMES)
         with torch.no_grad():
             for head in (self.rate, self.share):
                 head.weight.mul_(0.1)
                 head.bias.zero_()
             # As if there were no sinusoids, whose weights begin at 0.
             for part in (self.gap, self.since):
-                part.weight.mul_(math.sqrt(K / TIMES))[:, TIMES:] = 0
+                part.weight.mul_(gain)
+                part.weight[:, TIMES:] = 0
         self.share.requires_grad_(M > 1)
         self.register_buffer("time_scale", torch.ones((), dtype=torch.float64))
         self.register_buffer("fastest", torch.full((), torch.inf, dtype=torch.float64))
@@ -213,8 +209,11 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         layers below are taken as known.
         """
         wanted = ("rate.weight", "rate.bias", "share.bias", "effects.weight")
-        own = dict(self.named_parameters())
-        return tuple(name for name in wanted if name in own and own[name].requires_grad)
+        found = []
+        for name, parameter in self.named_parameters():
+            if name in wanted and parameter.requires_grad:
+                found.append(name)
+        return tuple(sorted(found, key=wanted.index))
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
@@ -225,35 +224,44 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """Take time scales, rhythms and mean rates from the data."""
         scale = time_scale_of(data)
         gaps = data.gaps[data.gaps > 0]
-        longest = max(float(np.mean(data.durations)), 4 * scale)
-        shortest = min(float(np.quantile(gaps, SHORTEST)) if len(gaps) else scale / 10, scale / 4)
-        shortest = max(
-            shortest, np.finfo(np.float64).eps * scale
-        )  # gaps below the rounding of the times are ties
+        window = float(np.mean(data.durations))
+        longest = max(window, 4 * scale)
+        shortest = scale / 10
+        if len(gaps):
+            shortest = float(np.quantile(gaps, SHORTEST))
+        shortest = min(shortest, scale / 4)
+        # Gaps below the rounding of the times are ties.
+        rounding = np.finfo(np.float64).eps * scale
+        shortest = max(shortest, rounding)
         rhythms = peaks(data.times, data.offsets, most=self._settings["rhythms"])
+        period = math.inf
+        if len(rhythms):
+            period = 2 * math.pi / max(rhythms)
+        low = math.log10(shortest / scale)
+        high = math.log10(longest / scale)
         self.time_scale.fill_(scale)
-        self.fastest.fill_(2 * math.pi / max(rhythms) if len(rhythms) else math.inf)
-        self.scales.copy_(
-            torch.logspace(math.log10(shortest / scale), math.log10(longest / scale), TIMES)
-        )
+        self.fastest.fill_(period)
+        self.scales.copy_(torch.logspace(low, high, TIMES))
+        frequencies = torch.from_numpy(rhythms * scale)
+        slowest = scale / longest
+        fastest = scale / shortest
         for layer in self._stack():
-            layer.spread(scale / longest, scale / shortest, torch.from_numpy(rhythms * scale))
+            layer.spread(slowest, fastest, frequencies)
         rates = mean_rates(data, self.marks) * scale
-        self.log_scale.fill_(math.log(scale / shortest))
-        self.rate.bias.copy_(torch.log(torch.expm1(rates.sum() / self.log_scale.exp())))
-        self.share.bias.copy_((rates / rates.sum()).log())
+        total = rates.sum()
+        self.log_scale.fill_(math.log(fastest))
+        relative = total / self.log_scale.exp()
+        shares = rates / total
+        self.rate.bias.copy_(relative.expm1().log())
+        self.share.bias.copy_(shares.log())
         unit = data.unit or "time units"
         said = [
-            (
-                f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to "
-                f"{longest:.4g}"
-            )
+            f"time scale: {scale:.4g} {unit} (the mean gap), modes from {shortest:.4g} to "
+            f"{longest:.4g}"
         ]
         if len(rhythms):
-            said.append(
-                "periods found in the data, with separate modes: "
-                f"{', '.join(f'{2 * np.pi / w:.4g}' for w in rhythms)} {unit}"
-            )
+            periods = ", ".join(f"{2 * np.pi / w:.4g}" for w in rhythms)
+            said.append(f"periods found in the data, with separate modes: {periods} {unit}")
         self.tick.fill_(coarse_resolution(gaps))
         return said
 
@@ -261,8 +269,11 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """Choose anew what is dropped in the next batch; a source on a CUDA device is drawn from in
         every pass instead.
         """
-        self._random = random if random.device.type == "cuda" else None
-        self._draw = self._draw if self._random else int(torch.randint(2**62, (), generator=random))
+        self._random = None
+        if random.device.type == "cuda":
+            self._random = random
+        else:
+            self._draw = int(torch.randint(2**62, (), generator=random))
 
     def gap_resolution(self) -> float:
         """The timestamp resolution within which the ends of gaps are dequantised in this pass, in
@@ -282,13 +293,12 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         noise = self._noise(batch.times.device)
         marks = self._hidden(batch.marks, noise)
         if before is None:
-            anchor = batch.start
-            marks = torch.cat([torch.full_like(batch.marks[:, :1], self.marks.count), marks], 1)
             start = batch.start
-            if not batch.marks.shape[1]:
-                marks = torch.full_like(batch.lengths[:, None], self.marks.count)
-            times = torch.cat([anchor[:, None], batch.times], 1)
-            gaps = torch.cat([torch.zeros_like(anchor[:, None]), times.diff(dim=1)], 1)
+            first = start[:, None]
+            begin = marks.new_full(first.shape, self.marks.count)
+            marks = torch.cat([begin, marks], 1)
+            times = torch.cat([first, batch.times], 1)
+            gaps = times.diff(dim=1, prepend=first)
         else:
             before = before.latest()
             if not batch.times.shape[1]:
@@ -313,20 +323,25 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> DeepHistory:
         """One event more; only the last position is kept."""
-        active = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        if active is None:
+            active = torch.ones_like(mark, dtype=torch.bool)
+        happened = active[:, None]
         old = history.latest()
-        gap = torch.where(active, time - old.times[:, 0], 0.0)
-        new = self._run(
-            mark[:, None], self._in_mean_gaps(gap)[:, None], old, self._noise(time.device)
+        times = torch.where(happened, time[:, None], old.times)
+        gap = self._in_mean_gaps(times - old.times)
+        new = self._run(mark[:, None], gap, old, self._noise(time.device))
+        summary, state, pace = new
+        wide = happened[..., None]
+        widest = wide[..., None]
+        return DeepHistory(
+            times,
+            old.start,
+            torch.zeros_like(old.lengths),
+            summary=torch.where(wide, summary, old.summary),
+            state=torch.where(widest, state, old.state),
+            pace=torch.where(widest, pace, old.pace),
+            context=old.context,
         )
-        was = (old.summary, old.state, old.pace)
-        kept = (
-            torch.where(active.view(-1, *[1] * (x.ndim - 1)), x, y)
-            for x, y in zip(new, was, strict=True)
-        )
-        times = torch.where(active[:, None], time[:, None], old.times)
-        last = torch.zeros_like(old.lengths)
-        return DeepHistory(times, old.start, last, *kept, context=old.context)
 
     @property
     def effect_curves(self) -> int:
@@ -355,9 +370,12 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """log lambda per mark."""
         q = self._queries(history, times, seen)
         total = self._log_rate(q) + self._log_factor(history, times)
+        scores = self.share(q)
         logits = self._logits(history, times)
-        shares = self.share(q) if logits is None else self.share(q) + logits
-        return total[..., None] + shares.log_softmax(-1)
+        if logits is not None:
+            scores = scores + logits
+        log_shares = scores.log_softmax(-1)
+        return total[..., None] + log_shares
 
     def log_total(
         self,
@@ -378,8 +396,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
             at = history.at(seen)
             gaps = (times - at.times[..., None]) / self.time_scale
             lags = gaps.clamp(max=FARTHEST).double().flatten(0, 1).contiguous()
-            found = arguments(self._rate_model(), _positions(at, self.read.bias), lags.numpy())
-            total = self._log_softplus(torch.from_numpy(found).view(times.shape))
+            positions = _positions(at, self.read.bias)
+            found = arguments(self._rate_model(), positions, lags.numpy())
+            scores = torch.from_numpy(found).view(times.shape)
+            total = self._log_softplus(scores)
         return total + self._log_factor(history, times)
 
     def total_intensity(
@@ -394,10 +414,13 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     def log_rates_at_events(self, history: DeepHistory, batch: Batch) -> Float[Tensor, "B N"]:
         """log lambda of each event's own mark, event i seen from position i - 1."""
         times = batch.times
-        seen = torch.arange(times.shape[1], device=times.device).expand_as(times)
+        number = torch.arange(times.shape[1], device=times.device)
+        seen = number.expand_as(times)
         q = self._queries(history, times[..., None], seen)[:, :, 0]
-        shares = self._log_shares(q, batch.marks, self._logits(history, times))
-        return self._log_rate(q) + self._log_factor(history, times) + shares
+        logits = self._logits(history, times)
+        shares = self._log_shares(q, batch.marks, logits)
+        total = self._log_rate(q) + self._log_factor(history, times)
+        return total + shares
 
     def gap_terms(
         self,
@@ -411,10 +434,15 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         times = torch.cat([nodes, ends[..., None]], 2)
         q = self._queries(history, times, None)
         logs = self._log_rate(q) + self._log_factor(history, times)
-        logits = self._logits(history, ends[:, :-1])
-        own = logs[:, :-1, -1] + self._log_shares(q[:, :-1, -1], batch.marks, logits)
-        mean = weighted_mean(logs[:, :, :-1].exp(), weights)
-        return own, mean * (ends - batch.edges[:, :-1]).to(mean)
+        at_events = ends[:, :-1]
+        logits = self._logits(history, at_events)
+        q_at_events = q[:, :-1, -1]
+        shares = self._log_shares(q_at_events, batch.marks, logits)
+        own = logs[:, :-1, -1] + shares
+        rates = logs[:, :, :-1].exp()
+        mean = weighted_mean(rates, weights)
+        gaps = ends - batch.edges[:, :-1]
+        return own, mean * gaps.to(mean)
 
     def training_log_likelihood(
         self, batch: Batch, nodes: int, random: torch.Generator, convention: str
@@ -465,23 +493,31 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     def numbers_per_time(self) -> int:
         """Few where the kernel applies, else two of each mode and of each number of a token."""
         if self.tokens.device.type == "cpu" and self.tokens.dtype == torch.float32:
-            return 2 * self.since.weight.shape[1]
-        return 2 * max(self._settings["width"], self._settings["modes"] * self._settings["layers"])
+            _, features = self.since.weight.shape
+            return 2 * features
+        settings = self._settings
+        modes = settings["modes"] * settings["layers"]
+        return 2 * max(settings["width"], modes)
 
     def extent(self) -> tuple[float, float]:
         """The shortest and the longest time that the read-out can tell apart, in the user's
         unit.
         """
         unit = float(self.time_scale)
-        return unit * float(self.scales[0]), unit * REACH * float(self.scales[-1])
+        shortest = float(self.scales[0])
+        longest = float(self.scales[-1])
+        return unit * shortest, unit * REACH * longest
 
     def log_time_rule(self) -> LogTimeRule | None:
         """Nodes for the fastest sinusoid of log-time; None without any or with narrow peaks."""
         sinusoids = self._settings["sinusoids"]
         if not sinusoids or self.narrow or self.effects is not None:
             return None
-        density = NODES_PER_HALF_TURN * 2 ** (sinusoids - 1)
-        return LogTimeRule(self.extent()[0], density, float(TURNS * self.fastest))
+        octaves = sinusoids - 1
+        density = NODES_PER_HALF_TURN * 2**octaves
+        shortest, _ = self.extent()
+        longest = float(TURNS * self.fastest)
+        return LogTimeRule(shortest, density, longest)
 
     def longest_panel(self, elapsed: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
         """How much of the time after ``elapsed`` 16 nodes may cover: the Fourier features of
@@ -490,21 +526,31 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         longest = super().longest_panel(elapsed)
         if not self._settings["sinusoids"]:
             return longest
-        return torch.minimum(longest, PANEL * (elapsed + self.extent()[0]))
+        shortest, _ = self.extent()
+        panel = PANEL * (elapsed + shortest)
+        return torch.minimum(longest, panel)
 
     def cuts(self, history: DeepHistory) -> Float[Tensor, "B E"] | None:
         """Where integrals are cut: at parts of the elapsed time, where there are sinusoids of it or
         narrow peaks, and so that no piece holds many turns of the data's fastest rhythm; None
         without any.
         """
-        peaks = super().cuts(history) if self._settings["sinusoids"] or self.narrow else None
+        peaks = None
+        if self._settings["sinusoids"] or self.narrow:
+            peaks = super().cuts(history)
         if not bool(self.fastest.isfinite()):
             return peaks
         first = history.times[:, :1]
-        span = 1.25 * (history.times.amax(1, keepdim=True) - first)
-        count = min(MOST_CUTS, int(span.max() / (TURNS * self.fastest)) + 1)
-        turns = first + span * torch.arange(1, count + 1, device=span.device) / count
-        return turns if peaks is None else torch.cat([peaks, turns], 1)
+        last = history.times.amax(1, keepdim=True)
+        span = 1.25 * (last - first)
+        piece = TURNS * self.fastest
+        pieces = int(span.max() / piece)
+        count = min(MOST_CUTS, pieces + 1)
+        number = torch.arange(1, count + 1, device=span.device)
+        turns = first + span * number / count
+        if peaks is None:
+            return turns
+        return torch.cat([peaks, turns], 1)
 
     @torch.no_grad()
     def mode_effects(self, history: DeepHistory, time: float) -> list[dict[str, Any]]:
@@ -516,29 +562,35 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         does not), both in the user's unit, and the effect in events per unit of time.
         """
         at = history.latest()
-        lag = self._in_mean_gaps(torch.full_like(at.times, time)[..., None] - at.times[..., None])
-        parts = torch.cat(
-            [side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())],
-            -1,
-        )[0, 0, 0]
-        whole = self.read(parts) + at.summary[0, 0] + self.since(self._features(lag))[0, 0, 0]
-        added = (
-            (self.read.weight * parts).unflatten(1, (-1, 2)).sum(2).T
-        )  # of each mode, its real and imaginary part together
-        rates = self._log_rate(
-            self._answered(torch.cat([whole[None], whole - added])[None, None], None)
-        ).exp()[0, 0]
+        lag = self._in_mean_gaps(time - at.times[..., None])
+        parts = self._moved(at, lag)[0, 0, 0]
+        since = self.since(self._features(lag))[0, 0, 0]
+        whole = self.read(parts) + at.summary[0, 0] + since
+        # Of each mode, its real and imaginary part together.
+        numbers = self.read.weight * parts
+        added = numbers.unflatten(1, (-1, 2)).sum(2).T
+        without = whole - added
+        asked = torch.cat([whole[None], without])
+        q = self._answered(asked[None, None], None)
+        rates = self._log_rate(q).exp()[0, 0]
+        losses = rates[0] - rates[1:]
+        span = float(self.time_scale)
+        by_layer = losses.chunk(len(self.layers))
         found = []
         for i, layer in enumerate(self._stack()):
             pace = at.pace[0, 0, i]
-            span = float(self.time_scale)
-            half = math.log(2) / (layer.decay * pace)
-            turn = 2 * math.pi / (layer.frequency * pace).abs()
-            losses = rates[0] - rates[1 + i * len(half) : 1 + (i + 1) * len(half)]
-            rows = zip(half.tolist(), turn.tolist(), losses.tolist(), strict=True)
-            found += [
-                dict(layer=i + 1, half_life=h * span, period=p * span, effect=e) for h, p, e in rows
-            ]
+            fade = layer.decay * pace
+            turn = layer.frequency * pace
+            half_lives = math.log(2) / fade
+            periods = 2 * math.pi / turn.abs()
+            for half_life, period, effect in zip(half_lives, periods, by_layer[i], strict=True):
+                mode = dict(
+                    layer=i + 1,
+                    half_life=half_life.item() * span,
+                    period=period.item() * span,
+                    effect=effect.item(),
+                )
+                found.append(mode)
         return found
 
     # ------------------------------------------------------------------ parts
@@ -551,16 +603,17 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         noise: Noise | None,
     ) -> tuple[Tensor, ...]:
         """Tokens through all layers: context, states and paces."""
-        x = embedding(marks, self.tokens) + self.gap(self._features(gaps))
+        dense = self._settings["form"] == "dense"
+        tokens = embedding(marks, self.tokens)
+        x = tokens + self.gap(self._features(gaps))
         moments = []
         for i, layer in enumerate(self._stack()):
-            x, moment = layer(
-                x, gaps, before and before.layer(i), noise, dense=self._settings["form"] == "dense"
-            )
+            known = before and before.layer(i)
+            x, moment = layer(x, gaps, known, noise, dense=dense)
             moments.append(moment)
-        return self.context(self.norm(x)), *(
-            torch.stack(parts, 2) for parts in zip(*moments, strict=True)
-        )
+        summary = self.context(self.norm(x))
+        by_layer = [torch.stack(parts, 2) for parts in zip(*moments, strict=True)]
+        return summary, *by_layer
 
     def _stack(self) -> Iterator[DeepLayer]:
         return (cast(DeepLayer, layer) for layer in self.layers)
@@ -571,15 +624,19 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """q at every time."""
         at = history.at(seen)
         lag = self._in_mean_gaps(times - at.times[..., None])
-        parts = [
-            side_by_side(layer.moved(at.layer(i), lag)) for i, layer in enumerate(self._stack())
-        ]
-        before = (
-            self.read(torch.cat(parts, -1))
-            + at.summary[:, :, None]
-            + self.since(self._features(lag))
-        )
-        return self._answered(before, self._noise(times.device, 1))
+        states = self.read(self._moved(at, lag))
+        since = self.since(self._features(lag))
+        before = states + at.summary[:, :, None] + since
+        noise = self._noise(times.device, 1)
+        return self._answered(before, noise)
+
+    def _moved(self, at: DeepHistory, lag: Float[Tensor, "B G Q"]) -> Float[Tensor, "B G Q R"]:
+        """The states of all layers after the time ``lag`` without an event."""
+        parts = []
+        for i, layer in enumerate(self._stack()):
+            moved = layer.moved(at.layer(i), lag)
+            parts.append(side_by_side(moved))
+        return torch.cat(parts, -1)
 
     def _answered(
         self, before: Float[Tensor, "B G Q H"], noise: Noise | None
@@ -587,21 +644,20 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """q from the sum inside its first gelu."""
         q = gelu(before)
         inner = gelu(self.up(self.query_norm(q)))
-        one_for_all = (
-            *inner.shape[:2],
-            1,
-            inner.shape[3],
-        )  # all times of a gap, so that the rate stays smooth in between
-        return q + self.down(
-            inner if noise is None else noise.drop(inner, noise.dropout, one_for_all)
-        )
+        if noise is not None:
+            # One for all times of a gap, so that the rate stays smooth in between.
+            rows, positions, _, width = inner.shape
+            inner = noise.drop(inner, noise.dropout, (rows, positions, 1, width))
+        return q + self.down(inner)
 
     def _log_rate(self, q: Float[Tensor, "*S H"]) -> Float[Tensor, "*S"]:
         """log s + log log(1 + e^z), per unit of the user's time."""
-        return self._log_softplus(linear(q, self.rate.weight, self.rate.bias)[..., 0])
+        score = linear(q, self.rate.weight, self.rate.bias)
+        return self._log_softplus(score[..., 0])
 
     def _log_softplus(self, z: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        return log_softplus(z) + self.log_scale - self.time_scale.log().to(z)
+        log_unit = self.time_scale.log().to(z)
+        return log_softplus(z) + self.log_scale - log_unit
 
     def _rate_model(self) -> RateModel:
         """What the kernel of the total rate is given of the model."""
@@ -610,19 +666,24 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         rate = self.rate.weight[0]
         up = self.down.weight.T @ rate
         shared = rate @ self.down.bias
+        rate_bias = float(self.rate.bias[0] + shared)
+        decay = torch.cat([layer.decay for layer in layers])
+        frequency = torch.cat([layer.frequency for layer in layers])
+        norm = self.query_norm
+        longest = float(self.scales[-1])
         return RateModel(
-            decay=_array(torch.cat([layer.decay for layer in layers])),
-            frequency=_array(torch.cat([layer.frequency for layer in layers])),
+            decay=_array(decay),
+            frequency=_array(frequency),
             read=_array(torch.cat([read[::2], read[1::2], self.since.weight.T])),
             scales=_array(self.scales),
-            reach=np.float32(REACH * float(self.scales[-1])),
-            norm=_array(torch.stack([self.query_norm.weight, self.query_norm.bias])),
-            norm_eps=np.float32(self.query_norm.eps),
+            reach=np.float32(REACH * longest),
+            norm=_array(torch.stack([norm.weight, norm.bias])),
+            norm_eps=np.float32(norm.eps),
             up=_array(self.up.weight.T),
             up_bias=_array(self.up.bias),
             rate=_array(rate),
             rate_up=_array(up),
-            rate_bias=np.float32(float(self.rate.bias[0] + shared)),
+            rate_bias=np.float32(rate_bias),
         )
 
     def _log_shares(
@@ -634,30 +695,35 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """log of each mark's share of the rate. Marks are summed over in pieces of events, so that
         memory does not grow with events times marks; with ``logits`` of the calendar it does.
         """
+        flat_marks = marks.flatten()
         if logits is not None:
-            shares = (self.share(q) + logits).flatten(0, -2)
-            return -cross_entropy(shares, marks.flatten(), reduction="none").view(marks.shape)
+            scores = (self.share(q) + logits).flatten(0, -2)
+            losses = cross_entropy(scores, flat_marks, reduction="none")
+            return -losses.view(marks.shape)
         rows = max(1, PIECE // self.marks.count)
         flat = q.flatten(0, -2)
-        pieces = zip(flat.split(rows), marks.flatten().split(rows), strict=True)
-        if len(flat) <= rows or not torch.is_grad_enabled():
-            return torch.cat([q.new_zeros(0), *(self._log_share(*piece) for piece in pieces)]).view(
-                marks.shape
-            )
-        again = (
-            checkpoint(self._log_share, *piece, use_reentrant=False, preserve_rng_state=False)
-            for piece in pieces
-        )
-        return torch.cat(list(again)).view(marks.shape)
+        again = len(flat) > rows and torch.is_grad_enabled()
+        found = [q.new_zeros(0)]
+        for piece in zip(flat.split(rows), flat_marks.split(rows), strict=True):
+            if again:
+                logs = checkpoint(
+                    self._log_share, *piece, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                logs = self._log_share(*piece)
+            found.append(logs)
+        return torch.cat(found).view(marks.shape)
 
     def _log_share(self, q: Float[Tensor, "R H"], marks: Int[Tensor, " R"]) -> Float[Tensor, " R"]:
-        return -cross_entropy(self.share(q), marks, reduction="none")
+        scores = self.share(q)
+        return -cross_entropy(scores, marks, reduction="none")
 
     def _features(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S K"]:
         return features(gaps, self.scales, self._settings["sinusoids"])
 
     def _in_mean_gaps(self, gaps: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
-        return (gaps / self.time_scale).clamp(max=FARTHEST).to(self.tokens)
+        in_mean_gaps = gaps / self.time_scale
+        return in_mean_gaps.clamp(max=FARTHEST).to(self.tokens)
 
     def _noise(self, device: torch.device, more: int = 0) -> Noise | None:
         """What is dropped in this pass; the same draw for the same batch, and another one for its
@@ -665,21 +731,24 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """
         dropout = self._settings["dropout"]
         event_dropout = self._settings["event_dropout"]
-        if not self.training or not (dropout or event_dropout or self._settings["mark_dropout"]):
+        mark_dropout = self._settings["mark_dropout"]
+        drops = dropout or event_dropout or mark_dropout
+        if not self.training or not drops:
             return None
-        return Noise(
-            dropout,
-            event_dropout,
-            self._random or torch.Generator(device).manual_seed(self._draw + more),
-        )
+        random = self._random
+        if random is None:
+            seed = self._draw + more
+            random = torch.Generator(device).manual_seed(seed)
+        return Noise(dropout, event_dropout, random)
 
     def _hidden(self, marks: Int[Tensor, "B N"], noise: Noise | None) -> Int[Tensor, "B N"]:
         """Marks, some of them replaced by one that says nothing."""
         share = self._settings["mark_dropout"]
         if noise is None or share == 0:
             return marks
-        hide = torch.rand(marks.shape, device=marks.device, generator=noise.random) < share
-        return torch.where(hide, self.marks.count + 1, marks)
+        level = torch.rand(marks.shape, device=marks.device, generator=noise.random)
+        hidden = self.marks.count + 1
+        return torch.where(level < share, hidden, marks)
 
 
 def _array(x: Tensor) -> NDArray[np.float32]:
@@ -691,11 +760,13 @@ def _positions(history: DeepHistory, bias: Float[Tensor, " H"]) -> Positions:
     read-out.
     """
     states = history.state.flatten(2).flatten(0, 1)
+    paces = history.pace.flatten(2).flatten(0, 1)
+    summaries = history.summary.flatten(0, 1)
     return Positions(
         real=_array(states.real),
         imaginary=_array(states.imag),
-        pace=_array(history.pace.flatten(2).flatten(0, 1)),
-        summary=_array(history.summary.flatten(0, 1) + bias),
+        pace=_array(paces),
+        summary=_array(summaries + bias),
     )
 
 
@@ -717,7 +788,8 @@ def _check(
         )
         wanted = "layers, width and modes of at least 1, rhythms and sinusoids of at least 0"
         raise UserError(wanted, received, "Use layers=2, width=64, modes=32, say.")
-    if not all(0 <= share < 1 for share in (dropout, event_dropout, mark_dropout)):
+    shares = (dropout, event_dropout, mark_dropout)
+    if not all(0 <= share < 1 for share in shares):
         received = f"dropout={dropout}, event_dropout={event_dropout}, mark_dropout={mark_dropout}"
         raise UserError(
             "dropout, event_dropout and mark_dropout from 0 to below 1",

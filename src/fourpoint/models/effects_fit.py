@@ -207,7 +207,7 @@ def integral_design(
 
 def _context_of(data: Dataset) -> Context:
     """The context of ``data``, empty where it has none."""
-    return Context() if data.context is None else data.context
+    return data.context or Context()
 
 
 def _scored_events(data: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -27,6 +27,7 @@ Axes: B sequences, P positions, N events, J exponentials, F features, S sources 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
@@ -75,6 +77,19 @@ class Strengths(NamedTuple):
         scalars = torch.stack([self.c, self.p, omega, self.log_width, self.gamma, self.q])
         return torch.cat([scalars, self.weight])
 
+    def mixture(self) -> tuple[Float[Tensor, " J"], Float[Tensor, " J"]]:
+        """Weights and decays of the exponentials that g is a mixture of."""
+        return omori.mixture(self.p, self.c, self.taper)
+
+    def share_until(self, lag: Float[Tensor, " S"]) -> Float[Tensor, " S"]:
+        """The share of offspring up to ``lag`` after an event: the integral of g."""
+        return omori.cumulative(lag, self.p, self.c, self.taper)
+
+    def width(self, delta: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+        """D, in km^2, of events this much above m_c."""
+        log_width = self.log_width + self.gamma * delta
+        return torch.exp(log_width)
+
     def log_factor(self, spatial: bool) -> Float[Tensor, ""]:
         """What the sums of `ops.triggering` are multiplied by, as a logarithm."""
         in_time = omori.log_normaliser(self.p, self.c, self.taper)
@@ -95,17 +110,35 @@ class ETASHistory(History):
     delta: Float[Tensor, "B N"]  # magnitude above m_c
     places: Float[Tensor, "B N 2"] | None
 
+    def sources(self, b: int) -> Sources:
+        """The events of row ``b``, of a model with places, as `ops.triggering` takes them."""
+        n = int(self.lengths[b])
+        assert self.places is not None
+        return Sources(
+            self.when[b, :n],
+            self.places[b, :n],
+            self.delta[b, :n],
+            self.features[b, :n],
+        )
+
+    def known(self) -> Bool[Tensor, "B N"]:
+        """Which of the events are real; later ones are padding."""
+        number = torch.arange(self.when.shape[1])
+        return number < self.lengths[:, None]
+
     def latest(self) -> ETASHistory:
         """The last position; all events where there are places."""
         if self.places is not None:
             return self
         row = torch.arange(len(self.start))
+        times = self.times[row, self.lengths]
+        states = self.states[row, self.lengths]
         none = self.when[:, :0]
         return replace(
             self,
-            times=self.times[row, self.lengths][:, None],
+            times=times[:, None],
             lengths=torch.zeros_like(self.lengths),
-            states=self.states[row, self.lengths][:, None],
+            states=states[:, None],
             when=none,
             features=self.features[:, :0],
             delta=none,
@@ -118,11 +151,13 @@ class ETASHistory(History):
         if self.places is not None:
             return None
         none = self.when[rows, :0]
+        times = self.times[rows, positions]
+        states = self.states[rows, positions]
         return ETASHistory(
-            self.times[rows, positions][:, None],
+            times[:, None],
             self.start[rows],
             torch.zeros_like(positions),
-            self.states[rows, positions][:, None],
+            states[:, None],
             none,
             self.features[rows, :0],
             none,
@@ -198,6 +233,9 @@ class ETAS(PointProcess[ETASHistory]):
         if self.box is not None and self.box.dimension != 2:
             raise UserError("places with two axes, in km", f"{self.box}", "Pass place=('x', 'y').")
         _check_settings(baseline, productivity, c, distance, p, q, taper)
+        outline = None
+        if region is not None:
+            outline = [[float(x) for x in corner] for corner in region]
         self._settings = dict(
             baseline=baseline,
             productivity=productivity,
@@ -211,26 +249,33 @@ class ETAS(PointProcess[ETASHistory]):
             mc=mc,
             b=b,
             background=background,
-            region=None if region is None else [[float(x) for x in corner] for corner in region],
+            region=outline,
             sources=sources,
         )
         self.background = background
         self.alpha = alpha  # to begin with
         self.draws_places = self.draws_clusters = self.box is not None
         self.errors: dict[str, float] = {}  # standard errors of the last fit, by `estimates`
-        level = [baseline] if not sources else [baseline / 2, baseline / 2]
+        level = [baseline]
+        if sources:
+            level = [baseline / 2, baseline / 2]
         self.log_background = _parameter([math.log(x) for x in level])
         self.log_productivity = _parameter(math.log(productivity))
         self.log_c = _parameter(math.log(c))
-        self.log_p = _parameter(math.log(p - 1) if taper is None else math.log(p))
+        least_p = 1.0 if taper is None else 0.0
+        self.log_p = _parameter(math.log(p - least_p))
         self.log_taper = None if taper is None else _parameter(math.log(taper))
-        self.log_distance = None if self.box is None else _parameter(math.log(distance))
-        self.log_q = None if self.box is None else _parameter(math.log(q - 1))
-        self.gamma = None if self.box is None else _parameter(gamma)
-        if self.gamma is not None:
+        self.log_distance: nn.Parameter | None = None
+        self.log_q: nn.Parameter | None = None
+        self.gamma: nn.Parameter | None = None
+        if self.box is not None:
+            self.log_distance = _parameter(math.log(distance))
+            self.log_q = _parameter(math.log(q - 1))
+            self.gamma = _parameter(gamma)
             self.gamma.requires_grad_(b is not None)  # without magnitudes it has no effect
-        self.register_buffer("sources", torch.zeros(sources, 4, dtype=torch.float64))
-        self.register_buffer("mc", torch.tensor(0.0 if mc is None else mc, dtype=torch.float64))
+        kind = torch.float64
+        self.register_buffer("sources", torch.zeros(sources, 4, dtype=kind))
+        self.register_buffer("mc", torch.tensor(mc or 0.0, dtype=kind))
         self.register_buffer("corners", self._corners(region), persistent=False)
         if b is not None:
             self._add_magnitudes(b, alpha)
@@ -239,22 +284,30 @@ class ETAS(PointProcess[ETASHistory]):
         if self.box is None:
             return torch.zeros(0, 2, dtype=torch.float64)
         if region is None:
-            return regions.rectangle(np.array(self.box.low), np.array(self.box.high))
-        return regions.polygon(np.array(region, dtype=np.float64))
+            low = np.array(self.box.low)
+            high = np.array(self.box.high)
+            return regions.rectangle(low, high)
+        outline = np.array(region, dtype=np.float64)
+        return regions.polygon(outline)
 
     def _add_magnitudes(self, b: float, alpha: float) -> None:
         """Magnitudes of the Gutenberg-Richter law, by its quantiles."""
         smallest = float(self.mc)
-        level = (np.arange(QUANTILES) + 0.5) / QUANTILES
+        number = np.arange(QUANTILES) + 0.5
+        level = number / QUANTILES
         decay = b * math.log(10)
-        table = smallest - np.log1p(-level[:, None]) / decay
+        above = -np.log1p(-level[:, None]) / decay
+        table = smallest + above
         mean = float(table.mean())
         scale = float(table.std())
-        spec = EventFeaturesSpec((MAGNITUDES[0],), (mean,), (scale,), (QUANTILES,))
+        spec = EventFeaturesSpec(
+            names=(MAGNITUDES[0],), mean=(mean,), scale=(scale,), rows=(QUANTILES,)
+        )
         self.event_features = EventFeatures(spec, table)
+        mean_effect = alpha * (mean - smallest)
         with torch.no_grad():
             self.event_features.weight.fill_(alpha * scale)
-            self.log_productivity.add_(alpha * (mean - smallest))
+            self.log_productivity.add_(mean_effect)
 
     @property
     def linear(self) -> bool:
@@ -280,8 +333,9 @@ class ETAS(PointProcess[ETASHistory]):
         features = self.event_features
         if features is not None:
             at = self.magnitude_column
-            alpha = float(s.weight[at]) / features.spec.scale[at]
-            below_mean = float(self.mc) - features.spec.mean[at]
+            spec = features.spec
+            alpha = float(s.weight[at]) / spec.scale[at]
+            below_mean = float(self.mc) - spec.mean[at]
             found["K"] *= math.exp(alpha * below_mean)
             found["alpha"] = alpha
         found["c"] = float(s.c)
@@ -311,13 +365,23 @@ class ETAS(PointProcess[ETASHistory]):
         s = self.strengths()
         if self.event_features is None:
             return float(s.productivity)
-        return float(s.productivity * self.event_features.mean_factor().mean())
+        mean_factor = self.event_features.mean_factor().mean()
+        return float(s.productivity * mean_factor)
 
     def strengths(self) -> Strengths:
         """The parameters as they enter the rate."""
         zero = torch.zeros_like(self.log_c)
-        spatial = self.box is not None
-        p = self.log_p.exp() if self.log_taper is not None else 1 + self.log_p.exp()
+        p = self.log_p.exp()
+        taper = None
+        if self.log_taper is None:
+            p = 1 + p
+        else:
+            taper = self.log_taper.exp()
+        log_width = gamma = q = zero
+        if self.log_distance is not None and self.log_q is not None and self.gamma is not None:
+            log_width = 2 * self.log_distance
+            q = 1 + self.log_q.exp()
+            gamma = self.gamma
         weight = zero.new_zeros(0)
         if self.event_features is not None:
             weight = self.event_features.weight.to(zero)
@@ -326,10 +390,10 @@ class ETAS(PointProcess[ETASHistory]):
             productivity=self.log_productivity.exp(),
             c=self.log_c.exp(),
             p=p,
-            taper=None if self.log_taper is None else self.log_taper.exp(),
-            log_width=2 * self.log_distance if self.log_distance is not None else zero,
-            gamma=self.gamma if spatial and self.gamma is not None else zero,
-            q=1 + self.log_q.exp() if self.log_q is not None else zero,
+            taper=taper,
+            log_width=log_width,
+            gamma=gamma,
+            q=q,
             weight=weight,
         )
 
@@ -341,12 +405,13 @@ class ETAS(PointProcess[ETASHistory]):
         """
         super().add_event_features(data)
         assert self.event_features is not None and data.features is not None
-        at = self._magnitude_column(self.event_features.spec.names)
+        at = self.magnitude_column
         with torch.no_grad():
             start = self.alpha * self.event_features.spec.scale[at]
             self.event_features.weight[at] = start
             if self._settings["mc"] is None:
-                self.mc.fill_(float(data.features[:, at].min()))
+                smallest = data.features[:, at].min()
+                self.mc.fill_(float(smallest))
 
     def initialise(self, data: Dataset) -> list[str]:
         """Half of the mean rate as background, a branching ratio of .5, c of a tenth of the mean
@@ -361,15 +426,17 @@ class ETAS(PointProcess[ETASHistory]):
             gap = float(gaps.mean())
         with torch.no_grad():
             mean_rate = events / max(time, 1e-300)
+            parts = len(self.log_background)
             self.log_background.fill_(math.log(mean_rate / 2))
-            self.log_background.sub_(math.log(len(self.log_background)))
+            self.log_background.sub_(math.log(parts))
             factor = 1.0
             if self.event_features is not None:
                 factor = float(self.event_features.mean_factor().mean())
             self.log_productivity.fill_(math.log(0.5 / factor))
             self.log_c.fill_(math.log(gap / 10))
             if self.log_taper is not None:
-                self.log_taper.fill_(math.log(float(data.durations.max())))
+                longest = float(data.durations.max())
+                self.log_taper.fill_(math.log(longest))
             if self.log_distance is not None:
                 self.log_distance.fill_(self._first_log_distance(data))
         return []
@@ -381,14 +448,17 @@ class ETAS(PointProcess[ETASHistory]):
         width = math.sqrt(self.area)
         near = 0.0
         if data.places is not None:
-            near = first_distance(np.array(data.places))
+            places = np.array(data.places)
+            near = first_distance(places)
         near = max(near, 1e-4 * width)
-        found = math.log(min(near, width / 20))
+        near = min(near, width / 20)
+        found = math.log(near)
         if self.event_features is None or self.gamma is None:
             return found
         mean = self.event_features.spec.mean[self.magnitude_column]
         above = mean - float(self.mc)
-        return found - float(self.gamma.detach()) * above / 2
+        gamma = float(self.gamma.detach())
+        return found - gamma * above / 2
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
         """Fit all parameters, and the background where it is "kernel" (`models.etas_fit`)."""
@@ -410,8 +480,10 @@ class ETAS(PointProcess[ETASHistory]):
         """
         self.sources = sources.detach().clone()
         with torch.no_grad():
-            half = self.log_background.exp().sum().log() - math.log(2)
-            self.log_background = nn.Parameter(torch.stack([half, half]))
+            total = self.log_background.exp().sum()
+            half = total.log() - math.log(2)
+            halves = torch.stack([half, half])
+            self.log_background = nn.Parameter(halves)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -434,21 +506,23 @@ class ETAS(PointProcess[ETASHistory]):
         driven = torch.where(batch.valid, driven, 0.0)
         first = batch.start[:, None] if before is None else before.times[:, -1:]
         times = torch.cat([first, batch.times], 1)
-        _, decays = omori.mixture(s.p, s.c, s.taper)
-        fade = torch.exp(-decays * times.diff(dim=1)[..., None])
+        _, decays = s.mixture()
+        gaps = times.diff(dim=1)[..., None]
+        fade = torch.exp(-decays * gaps)
         driven = driven[..., None].expand(*driven.shape, len(decays))
-        start = torch.zeros_like(driven[:, :1]) if driven.shape[1] else None
-        if start is None:
-            start = decays.new_zeros(len(times), 1, len(decays))
+        start = decays.new_zeros(len(times), 1, len(decays))
+        begins = batch.start
         if before is not None:
             start = before.states[:, -1:]
-            if driven.shape[1]:
-                head = driven[:, :1] + fade[:, :1] * start
-                driven = torch.cat([head, driven[:, 1:]], 1)
-        states = recur(fade, driven) if driven.shape[1] else driven
+            begins = before.start
+            head = driven[:, :1] + fade[:, :1] * start
+            driven = torch.cat([head, driven[:, 1:]], 1)
+        states = driven
+        if driven.shape[1]:
+            states = recur(fade, driven)
         return ETASHistory(
             times,
-            batch.start if before is None else before.start,
+            begins,
             batch.lengths,
             torch.cat([start, states], 1),
             batch.times,
@@ -479,36 +553,43 @@ class ETAS(PointProcess[ETASHistory]):
         latest = h.times[row, h.lengths]
         state = h.states[row, h.lengths]
         at = torch.where(happened, time, latest)
-        _, decays = omori.mixture(s.p, s.c, s.taper)
+        _, decays = s.mixture()
         passed = (at - latest)[:, None]
-        new = torch.exp(-decays * passed) * state + driven[:, None]
+        fade = torch.exp(-decays * passed)
+        new = fade * state + driven[:, None]
         keep = happened[:, None]
+        now = at[:, None]
         if self.box is None:
             kept = torch.where(keep, new, state)
             return replace(
                 h,
-                times=torch.where(keep, at[:, None], latest[:, None]),
+                times=torch.where(keep, now, latest[:, None]),
                 lengths=torch.zeros_like(h.lengths),
                 states=kept[:, None],
                 when=h.when[:, :0],
                 features=h.features[:, :0],
                 delta=h.delta[:, :0],
             )
-        if int((h.lengths + happened).max()) > h.when.shape[1]:
+        longer = h.lengths + happened
+        if int(longer.max()) > h.when.shape[1]:
             h = _wider(h)
         length = h.lengths[:, None]
-        slot = (torch.arange(h.when.shape[1]) == length) & keep
-        after = (torch.arange(h.times.shape[1]) > length) & keep
+        number = torch.arange(h.when.shape[1])
+        slot = (number == length) & keep
+        position = torch.arange(h.times.shape[1])
+        after = (position > length) & keep
+        wide_slot = slot[..., None]
+        wide_after = after[..., None]
         assert h.places is not None and where is not None  # the model has a box
         return replace(
             h,
-            times=torch.where(after, at[:, None], h.times),
-            lengths=h.lengths + happened,
-            states=torch.where(after[..., None], new[:, None], h.states),
-            when=torch.where(slot, at[:, None], h.when),
-            features=torch.where(slot[..., None], own[:, None], h.features),
+            times=torch.where(after, now, h.times),
+            lengths=longer,
+            states=torch.where(wide_after, new[:, None], h.states),
+            when=torch.where(slot, now, h.when),
+            features=torch.where(wide_slot, own[:, None], h.features),
             delta=torch.where(slot, delta[:, None], h.delta),
-            places=torch.where(slot[..., None], where[:, None], h.places),
+            places=torch.where(wide_slot, where[:, None], h.places),
         )
 
     def log_intensity(
@@ -520,9 +601,10 @@ class ETAS(PointProcess[ETASHistory]):
         """log of the rate in the whole region."""
         s = self.strengths()
         anchor, states = _at(history, seen)
-        weights, decays = omori.mixture(s.p, s.c, s.taper)
-        lag = (times - anchor[..., None])[..., None]
-        faded = torch.exp(-decays * lag) * states[:, :, None]
+        weights, decays = s.mixture()
+        lag = times - anchor[..., None]
+        fade = torch.exp(-decays * lag[..., None])
+        faded = fade * states[:, :, None]
         triggered = faded @ weights
         rate = s.background.sum() + s.productivity * triggered
         return rate.log()[..., None]
@@ -539,50 +621,46 @@ class ETAS(PointProcess[ETASHistory]):
         B, G, Q = times.shape
         index = torch.arange(G).expand(B, G) if seen is None else seen
         index = torch.minimum(index, history.lengths[:, None])
-        background = self._background_density(places.reshape(-1, 2), s).reshape(B, G * Q)
+        flat_places = places.reshape(-1, 2)
+        background = self._background_density(flat_places, s).reshape(B, G * Q)
+        factor = s.log_factor(spatial=True).exp()
+        theta = s.theta()
         rows = []
         for b in range(B):
-            n = int(history.lengths[b])
-            assert history.places is not None  # the model has a box
-            sources = Sources(
-                history.when[b, :n],
-                history.places[b, :n],
-                history.delta[b, :n],
-                history.features[b, :n],
-            )
+            position = index[b][:, None].expand(G, Q)
             asked = Queries(
                 times[b].reshape(-1),
                 places[b].reshape(-1, 2),
-                index[b][:, None].expand(G, Q).reshape(-1),
+                position.reshape(-1),
             )
-            sums = trigger_sums(sources, asked, s.theta())
-            rows.append(background[b] + s.log_factor(spatial=True).exp() * sums)
-        return torch.stack(rows).log().reshape(B, G, Q, 1)
+            sums = trigger_sums(history.sources(b), asked, theta)
+            rows.append(background[b] + factor * sums)
+        rates = torch.stack(rows)
+        return rates.log().reshape(B, G, Q, 1)
 
     def log_rates_at_events(self, history: ETASHistory, batch: Batch) -> Float[Tensor, "B N"]:
         """log lambda at every event. Above :data:`FULL_SUMS` pairs, and without gradients, distant
         events are summed in groups (`ops.triggering.grouped_sums`).
         """
-        most = int(history.lengths.max()) if len(history.lengths) else 0
+        most = 0
+        if len(history.lengths):
+            most = int(history.lengths.max())
         if self.box is None or torch.is_grad_enabled() or most**2 <= FULL_SUMS:
             return super().log_rates_at_events(history, batch)
         s = self.strengths()
+        theta = s.theta()
         factor = s.log_factor(spatial=True).exp()
         found = torch.zeros_like(batch.times)
         places = places_of(batch)
         for b in range(len(found)):
             n = int(history.lengths[b])
-            assert history.places is not None  # the model has a box
-            sources = Sources(
-                history.when[b, :n],
-                history.places[b, :n],
-                history.delta[b, :n],
-                history.features[b, :n],
-            )
-            asked = Queries(batch.times[b, :n], places[b, :n], torch.arange(n))
-            background = self._background_density(places[b, :n], s)
-            sums = grouped_sums(sources, asked, s.theta(), background / factor)
-            found[b, :n] = (background + factor * sums).log()
+            where = places[b, :n]
+            asked = Queries(batch.times[b, :n], where, torch.arange(n))
+            background = self._background_density(where, s)
+            floor = background / factor
+            sums = grouped_sums(history.sources(b), asked, theta, floor)
+            rates = background + factor * sums
+            found[b, :n] = rates.log()
         return found
 
     def closed_integral(
@@ -595,12 +673,14 @@ class ETAS(PointProcess[ETASHistory]):
         """int_a^b over the whole region; the triggered part from the mixture of exponentials."""
         s = self.strengths()
         anchor, states = _at(history, seen)
-        weights, decays = omori.mixture(s.p, s.c, s.taper)
+        weights, decays = s.mixture()
         duration = b - a
         lag = a - anchor
         began = torch.exp(-decays * lag[..., None])
         passed = -torch.expm1(-decays * duration[..., None])
-        triggered = (began * passed * states) @ (weights / decays)
+        integrals = began * passed * states
+        masses = weights / decays
+        triggered = integrals @ masses
         background = s.background.sum() * duration
         total = background + s.productivity * triggered
         return total[..., None]
@@ -608,14 +688,17 @@ class ETAS(PointProcess[ETASHistory]):
     @torch.no_grad()
     def shortest_time(self, history: ETASHistory) -> Float[Tensor, " B"]:
         """c."""
-        return torch.full_like(history.start, float(self.log_c.exp()))
+        c = float(self.log_c.exp())
+        return torch.full_like(history.start, c)
 
     def upper_bound(
         self, history: ETASHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The rate at a: it decays while nothing happens."""
-        logs = self.log_intensity(history, a[:, None, None], history.lengths[:, None])
-        return logs.exp().sum((1, 2, 3)) * (1 + 1e-12)
+        times = a[:, None, None]
+        seen = history.lengths[:, None]
+        rates = self.log_intensity(history, times, seen).exp()
+        return rates.sum((1, 2, 3)) * (1 + 1e-12)
 
     # ------------------------------------------------------------------ sampling
 
@@ -633,22 +716,28 @@ class ETAS(PointProcess[ETASHistory]):
         s = self.strengths()
         h = history
         assert h.places is not None  # the model has a box
-        known = torch.arange(h.when.shape[1]) < h.lengths[:, None]
+        B = len(time)
+        known = h.known()
         lag = torch.where(known, time[:, None] - h.when, 0.0)
-        pull = self._factors(h.features, s) * omori.density(lag, s.p, s.c, s.taper)
-        pull = s.productivity * pull * self._inside(h.places, h.delta, s)
-        shares = torch.cat(
-            [s.background.sum().expand(len(time), 1), torch.where(known, pull, 0.0)], 1
-        ).cumsum(1)
-        coin = _uniform(len(time), random)[:, None] * shares[:, -1:]
-        parent = torch.searchsorted(shares, coin, right=True)[:, 0]
-        parent = parent.clamp(max=shares.shape[1] - 1) - 1
-        found = self.draw_background(len(time), random)
+        decay = omori.density(lag, s.p, s.c, s.taper)
+        pull = self._factors(h.features, s) * decay
+        inside = self._inside(h.places, h.delta, s)
+        pull = s.productivity * pull * inside
+        triggered = torch.where(known, pull, 0.0)
+        background = s.background.sum().expand(B, 1)
+        rates = torch.cat([background, triggered], 1)
+        shares = rates.cumsum(1)
+        coin = _uniform(B, random)[:, None] * shares[:, -1:]
+        chosen = torch.searchsorted(shares, coin, right=True)[:, 0]
+        last = shares.shape[1] - 1
+        parent = chosen.clamp(max=last) - 1
+        found = self.draw_background(B, random)
         waiting = torch.nonzero(parent >= 0)[:, 0]
         while len(waiting):
             own = parent[waiting]
             centre = h.places[waiting, own]
-            drawn = centre + self._scatter(h.delta[waiting, own], s, random)
+            away = self._scatter(h.delta[waiting, own], s, random)
+            drawn = centre + away
             good = regions.inside(drawn, self.corners)
             found[waiting[good]] = drawn[good]
             waiting = waiting[~good]
@@ -657,29 +746,36 @@ class ETAS(PointProcess[ETASHistory]):
     @torch.no_grad()
     def draw_background(self, count: int, random: torch.Generator) -> Float[Tensor, "E 2"]:
         """Places of background events."""
-        low, high = self.corners.min(0).values, self.corners.max(0).values
-        s = self.strengths()
+        low = self.corners.min(0).values
+        high = self.corners.max(0).values
+        level = self.strengths().background
         found = low.new_zeros(count, 2)
-        by_kernel = torch.zeros(count, dtype=torch.bool)
-        if len(self.sources):
-            share = s.background[1] / s.background.sum()
-            by_kernel = _uniform(count, random) < share
+        by_kernel = torch.zeros(count, 1, dtype=torch.bool)
         source = torch.zeros(count, dtype=torch.int64)
-        if len(self.sources) and count:
+        if len(self.sources):
+            share = level[1] / level.sum()
+            coin = _uniform(count, random)[:, None]
+            by_kernel = coin < share
             total = self.sources[:, 3].cumsum(0)
-            level = _uniform(count, random) * total[-1]
-            source = torch.searchsorted(total, level).clamp(max=len(total) - 1)
+            height = _uniform(count, random) * total[-1]
+            last = len(total) - 1
+            chosen = torch.searchsorted(total, height)
+            source = chosen.clamp(max=last)
         waiting = torch.arange(count)
         for _ in range(10_000):
             if not len(waiting):
                 return found
             size = len(waiting)
-            drawn = low + (high - low) * _uniform(2 * size, random).reshape(size, 2)
+            unit = _uniform(2 * size, random).reshape(size, 2)
+            drawn = low + (high - low) * unit
             if len(self.sources):
-                own = self.sources[source[waiting]]
+                index = source[waiting]
+                own = self.sources[index]
+                centre = own[:, :2]
+                deviation = own[:, 2:3].sqrt()
                 away = torch.randn(size, 2, dtype=torch.float64, generator=random)
-                near = own[:, :2] + own[:, 2:3].sqrt() * away
-                drawn = torch.where(by_kernel[waiting][:, None], near, drawn)
+                near = centre + deviation * away
+                drawn = torch.where(by_kernel[waiting], near, drawn)
             good = regions.inside(drawn, self.corners)
             found[waiting[good]] = drawn[good]
             waiting = waiting[~good]
@@ -699,34 +795,36 @@ class ETAS(PointProcess[ETASHistory]):
         """
         s = self.strengths()
         assert history.places is not None  # the model has a box
-        rows = torch.arange(len(start))
-        known = torch.arange(history.when.shape[1]) < history.lengths[:, None]
-        owner = rows[:, None].expand_as(known)[known]
+        B = len(start)
+        rows = torch.arange(B)
+        known = history.known()
+        owner = rows[:, None].expand_as(known)
         parents = _Parents(
-            owner,
+            owner[known],
             history.when[known],
             history.places[known],
             history.delta[known],
             self._factors(history.features[known], s),
         )
-        own = torch.poisson(s.background.sum() * (stop - start), generator=random).long()
+        duration = stop - start
+        due = s.background.sum() * duration
+        own = torch.poisson(due, generator=random).long()
         first = rows.repeat_interleave(own)
-        times = start[first] + (stop - start)[first] * _uniform(len(first), random)
-        newest = _Parents.joined(
-            self._with_features(first, times, self.draw_background(len(first), random), s, random),
-            self._offspring(parents, start, stop, s, random),
-        )
+        since = duration[first] * _uniform(len(first), random)
+        times = start[first] + since
+        places = self.draw_background(len(first), random)
+        fresh = self._with_features(first, times, places, s, random)
+        triggered = self._offspring(parents, start, stop, s, random)
+        newest = _Parents.joined(fresh, triggered)
         found = [newest]
-        count = torch.bincount(newest.row, minlength=len(start))
+        count = torch.bincount(newest.row, minlength=B)
         while len(newest.row) and int(count.max()) <= limit:
             newest = self._offspring(newest, start, stop, s, random)
-            count = count + torch.bincount(newest.row, minlength=len(start))
+            count = count + torch.bincount(newest.row, minlength=B)
             found.append(newest)
         if int(count.max()) > limit:
             return None
-        every = _Parents.joined(*found)
-        marks = torch.zeros_like(every.row)
-        return Clusters(every.row, every.time, marks, every.place, every.features)
+        return _Parents.joined(*found).clusters()
 
     @torch.no_grad()
     def draw_catalogues(
@@ -750,29 +848,36 @@ class ETAS(PointProcess[ETASHistory]):
         places = places_of(batch)[0]
         when = batch.times[0]
         delta = self.magnitudes_above(batch)[0]
-        factor = self._factors(self.standardised(batch), s)[0]
-        low = omori.cumulative((start - when).clamp(min=0), s.p, s.c, s.taper)
-        high = omori.cumulative((stop - when).clamp(min=0), s.p, s.c, s.taper)
+        features = self.standardised(batch)
+        factor = self._factors(features, s)[0]
+        until_start = (start - when).clamp(min=0)
+        until_stop = (stop - when).clamp(min=0)
+        low = s.share_until(until_start)
+        high = s.share_until(until_stop)
         in_window = high - low
-        mean = torch.where(batch.valid[0], s.productivity * factor * in_window, 0.0)
+        offspring = s.productivity * factor * in_window
+        mean = torch.where(batch.valid[0], offspring, 0.0)
         each = mean.cumsum(0)
         total = torch.zeros(1, dtype=torch.float64)
         if len(each):
             total = each[-1:]
         size = int(torch.poisson(count * total, generator=random))
         level = _uniform(size, random) * total
-        parent = torch.searchsorted(each, level).clamp(max=len(each) - 1)
+        last = len(each) - 1
+        parent = torch.searchsorted(each, level).clamp(max=last)
         share = low[parent] + in_window[parent] * _uniform(size, random)
         lag = omori.inverse(share, s.p, s.c, s.taper)
         times = (when[parent] + lag).clamp(start, stop)
-        where = places[parent] + self._scatter(delta[parent], s, random)
+        away = self._scatter(delta[parent], s, random)
+        where = places[parent] + away
         row = torch.randint(count, (size,), generator=random)
         inside = regions.inside(where, self.corners)
         triggered = self._with_features(row[inside], times[inside], where[inside], s, random)
         duration = stop - start
         due = count * duration * s.background.sum()
         own = int(torch.poisson(due, generator=random))
-        born = start + duration * _uniform(own, random)
+        since = duration * _uniform(own, random)
+        born = start + since
         rows = torch.randint(count, (own,), generator=random)
         born_at = self.draw_background(own, random)
         fresh = self._with_features(rows, born, born_at, s, random)
@@ -780,18 +885,18 @@ class ETAS(PointProcess[ETASHistory]):
         begins = torch.full((count,), start, dtype=torch.float64)
         ends = torch.full((count,), stop, dtype=torch.float64)
         found = [newest]
+        events = len(newest.row)
         while len(newest.row):
             newest = self._offspring(newest, begins, ends, s, random)
             found.append(newest)
-            if sum(len(one.row) for one in found) > EXPLODED * count:
+            events += len(newest.row)
+            if events > EXPLODED * count:
                 raise UserError(
                     "a process whose rate stays finite",
                     f"more than {EXPLODED:,} events per path",
                     "Shorten the window, or fit the model again.",
                 )
-        every = _Parents.joined(*found)
-        marks = torch.zeros_like(every.row)
-        return Clusters(every.row, every.time, marks, every.place, every.features)
+        return _Parents.joined(*found).clusters()
 
     def _offspring(
         self,
@@ -803,20 +908,25 @@ class ETAS(PointProcess[ETASHistory]):
     ) -> _Parents:
         """The direct offspring of ``parents`` inside the region and the window of their row."""
         begin = torch.maximum(parents.time, start[parents.row])
-        low = omori.cumulative(begin - parents.time, s.p, s.c, s.taper)
-        high = omori.cumulative((stop[parents.row] - parents.time).clamp(min=0), s.p, s.c, s.taper)
-        mean = s.productivity * parents.factor * (high - low).clamp(min=0)
+        until_end = stop[parents.row] - parents.time
+        low = s.share_until(begin - parents.time)
+        high = s.share_until(until_end.clamp(min=0))
+        in_span = high - low
+        mean = s.productivity * parents.factor * in_span.clamp(min=0)
         counts = torch.poisson(mean, generator=random).long()
-        index = torch.arange(len(begin)).repeat_interleave(counts)
+        number = torch.arange(len(begin))
+        index = number.repeat_interleave(counts)
         level = _uniform(len(index), random)
-        share = low[index] + (high - low)[index] * level
+        share = low[index] + in_span[index] * level
         lag = omori.inverse(share, s.p, s.c, s.taper)
         times = parents.time[index] + lag
         away = self._scatter(parents.delta[index], s, random)
         places = parents.place[index] + away
         row = parents.row[index]
-        in_window = (times >= start[row]) & (times < stop[row])
-        kept = regions.inside(places, self.corners) & in_window
+        begun = times >= start[row]
+        in_window = begun & (times < stop[row])
+        inside = regions.inside(places, self.corners)
+        kept = inside & in_window
         return self._with_features(row[kept], times[kept], places[kept], s, random)
 
     def _with_features(
@@ -826,21 +936,25 @@ class ETAS(PointProcess[ETASHistory]):
         if self.event_features is None:
             none = time.new_zeros(len(time))
             return _Parents(row, time, place, none, none + 1)
-        drawn = self.event_features.draw(torch.zeros_like(row), random)
-        at = self._magnitude_column(self.event_features.spec.names)
-        factors = self._factors(self.event_features.standardised(drawn), s)
-        return _Parents(row, time, place, drawn[:, at] - self.mc, factors, drawn)
+        marks = torch.zeros_like(row)
+        drawn = self.event_features.draw(marks, random)
+        delta = drawn[:, self.magnitude_column] - self.mc
+        standardised = self.event_features.standardised(drawn)
+        factors = self._factors(standardised, s)
+        return _Parents(row, time, place, delta, factors, drawn)
 
     def _scatter(
         self, delta: Float[Tensor, " E"], s: Strengths, random: torch.Generator
     ) -> Float[Tensor, "E 2"]:
         """How far offspring fall from parents of these magnitudes, in km."""
         count = len(delta)
-        share = torch.log1p(-_uniform(count, random))
-        width = torch.exp(s.log_width + s.gamma * delta)
-        square = width * torch.expm1(-share / (s.q - 1))
+        level = _uniform(count, random)
+        log_tail = torch.log1p(-level)
+        power = -log_tail / (s.q - 1)
+        square = s.width(delta) * torch.expm1(power)
         distance = square.sqrt()
-        angle = 2 * math.pi * _uniform(count, random)
+        turn = _uniform(count, random)
+        angle = 2 * math.pi * turn
         direction = torch.stack([angle.cos(), angle.sin()], 1)
         return distance[:, None] * direction
 
@@ -856,67 +970,71 @@ class ETAS(PointProcess[ETASHistory]):
         if cells.hidden or self.box is None or self._settings["region"] is not None:
             return None
         s = self.strengths()
-        n = int(history.lengths[0])
-        assert history.places is not None  # the model has a box
-        total = self._pulled(
-            history.when[0, :n],
-            history.places[0, :n],
-            history.delta[0, :n],
-            self._factors(history.features[0, :n], s),
-            (a, b),
-            cells,
-            s,
-        )
+        past = history.sources(0)
+        total = self._pulled(past, (a, b), cells, s)
         if paths is not None and paths.places is not None and len(paths):
-            places = torch.from_numpy(np.array(paths.places))
-            batch = Batch(
-                torch.from_numpy(np.array(paths.times))[None],
-                torch.from_numpy(np.array(paths.mark_ids))[None],
-                torch.ones(1, paths.events, dtype=torch.bool),
-                torch.tensor([a], dtype=torch.float64),
-                torch.tensor([b], dtype=torch.float64),
-                places[None],
-                None
-                if paths.features is None
-                else torch.from_numpy(np.array(paths.features))[None],
-            )
-            factors = self._factors(self.standardised(batch), s)[0]
-            pulled = self._pulled(
-                batch.times[0], places, self.magnitudes_above(batch)[0], factors, (a, b), cells, s
-            )
+            following = self._as_sources(paths, a, b)
+            pulled = self._pulled(following, (a, b), cells, s)
             total = total + pulled / len(paths)
         middles, _ = cells.places
-        return (self._background_density(middles[:, 0], s) + total)[:, None]
+        background = self._background_density(middles[:, 0], s)
+        density = background + total
+        return density[:, None]
+
+    def _as_sources(self, paths: Dataset, a: float, b: float) -> Sources:
+        """The events of all paths together."""
+
+        def row(values: NDArray[Any]) -> Tensor:
+            return torch.from_numpy(np.array(values))[None]
+
+        assert paths.places is not None  # the model has a box
+        places = row(paths.places)
+        batch = Batch(
+            row(paths.times),
+            row(paths.mark_ids),
+            torch.ones(1, paths.events, dtype=torch.bool),
+            torch.tensor([a], dtype=torch.float64),
+            torch.tensor([b], dtype=torch.float64),
+            places,
+            None if paths.features is None else row(paths.features),
+        )
+        delta = self.magnitudes_above(batch)
+        features = self.standardised(batch)
+        return Sources(batch.times[0], places[0], delta[0], features[0])
 
     def _pulled(
         self,
-        when: Tensor,
-        places: Tensor,
-        delta: Tensor,
-        factors: Tensor,
+        sources: Sources,
         span: tuple[float, float],
         cells: Cells,
         s: Strengths,
     ) -> Float[Tensor, " C"]:
         """The mean over [a, b] and each cell of what events trigger, per km^2."""
         a, b = span
+        assert sources.places is not None  # the model has a box
+        when = sources.times
         begin = when.clamp(min=a)
         if b > a:
-            high = omori.cumulative(b - when, s.p, s.c, s.taper)
-            over_time = (high - omori.cumulative(begin - when, s.p, s.c, s.taper)) / (b - a)
+            high = s.share_until(b - when)
+            low = s.share_until(begin - when)
+            over_time = (high - low) / (b - a)
         else:
             over_time = omori.density(begin - when, s.p, s.c, s.taper)
+        factors = self._factors(sources.features, s)
         weight = s.productivity * factors * over_time
         kept = weight > 1e-9 * weight.sum()
-        width = torch.exp(s.log_width + s.gamma * delta)
+        weight = weight[kept]
+        places = sources.places[kept]
+        width = s.width(sources.delta)[kept]
         found = []
-        x, y = cells.edges
-        for i in range(len(x) - 1):
-            for j in range(len(y) - 1):
-                corners = regions.rectangle((x[i], y[j]), (x[i + 1], y[j + 1]))
-                size = (x[i + 1] - x[i]) * (y[j + 1] - y[j])
-                share = regions.mass(places[kept], width[kept], corners, s.q, nodes=8)
-                found.append((share * weight[kept]).sum() / size)
+        columns, rows = cells.edges
+        for left, right in itertools.pairwise(columns):
+            for bottom, top in itertools.pairwise(rows):
+                corners = regions.rectangle((left, bottom), (right, top))
+                size = (right - left) * (top - bottom)
+                share = regions.mass(places, width, corners, s.q, nodes=8)
+                pulled = share * weight
+                found.append(pulled.sum() / size)
         return torch.stack(found)
 
     # ------------------------------------------------------------------ parts of the rate
@@ -926,34 +1044,36 @@ class ETAS(PointProcess[ETASHistory]):
         """Which of the event features is the magnitude."""
         if self.event_features is None:
             return 0
-        return self._magnitude_column(self.event_features.spec.names)
-
-    def _magnitude_column(self, names: tuple[str, ...]) -> int:
-        return next((names.index(name) for name in MAGNITUDES if name in names), 0)
+        names = self.event_features.spec.names
+        for name in MAGNITUDES:
+            if name in names:
+                return names.index(name)
+        return 0
 
     def standardised(self, batch: Batch) -> Float[Tensor, "B N F"]:
         """Features of events in units of their standard deviation in training."""
-        if self.event_features is None:
+        known = self.event_features
+        if known is None:
             return batch.times.new_zeros(*batch.times.shape, 0)
         if batch.features is None:
             if bool(batch.valid.any()):
-                raise self.event_features.missing("events without them")
-            return batch.times.new_zeros(*batch.times.shape, len(self.event_features.spec.names))
-        self.event_features.check_width(batch.features.shape[-1])
-        mean = batch.features.new_tensor(self.event_features.spec.mean)
-        return self.event_features.standardised(
-            torch.where(batch.valid[..., None], batch.features, mean)
-        )
+                raise known.missing("events without them")
+            return batch.times.new_zeros(*batch.times.shape, len(known.spec.names))
+        known.check_width(batch.features.shape[-1])
+        mean = batch.features.new_tensor(known.spec.mean)
+        features = torch.where(batch.valid[..., None], batch.features, mean)
+        return known.standardised(features)
 
     def magnitudes_above(self, batch: Batch) -> Float[Tensor, "B N"]:
         """Magnitudes above m_c; 0 where events have none."""
         if self.event_features is None or batch.features is None:
             return torch.zeros_like(batch.times)
-        at = self._magnitude_column(self.event_features.spec.names)
-        return torch.where(batch.valid, batch.features[..., at] - self.mc, 0.0)
+        magnitudes = batch.features[..., self.magnitude_column]
+        return torch.where(batch.valid, magnitudes - self.mc, 0.0)
 
     def _factors(self, features: Float[Tensor, "*S F"], s: Strengths) -> Float[Tensor, "*S"]:
-        return (features @ s.weight).exp()
+        log_factors = features @ s.weight
+        return log_factors.exp()
 
     def _one(
         self,
@@ -963,35 +1083,38 @@ class ETAS(PointProcess[ETASHistory]):
         s: Strengths,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Standardised features, magnitude above m_c and factor of one event in each row."""
-        if self.event_features is None:
+        known = self.event_features
+        if known is None:
             none = s.c.new_zeros(count)
             return s.c.new_zeros(count, 0), none, none + 1
+        at = self.magnitude_column
         if features is None:
-            own = s.c.new_zeros(count, len(self.event_features.spec.names))
-            at = self._magnitude_column(self.event_features.spec.names)
-            mean = self.event_features.spec.mean[at] - self.mc
-            return own, mean.expand(count), self.event_features.mean_factor()[mark]
-        own = self.event_features.standardised(features)
-        at = self._magnitude_column(self.event_features.spec.names)
-        return own, features[:, at] - self.mc, self._factors(own, s)
+            own = s.c.new_zeros(count, len(known.spec.names))
+            mean = known.spec.mean[at] - self.mc
+            return own, mean.expand(count), known.mean_factor()[mark]
+        own = known.standardised(features)
+        delta = features[:, at] - self.mc
+        return own, delta, self._factors(own, s)
 
     def _inside(
         self, places: Float[Tensor, "*S 2"], delta: Float[Tensor, "*S"], s: Strengths
     ) -> Float[Tensor, "*S"]:
         """The share of each event's offspring that falls into the region."""
-        width = torch.exp(s.log_width + s.gamma * delta)
+        width = s.width(delta).reshape(-1)
         flat_places = places.reshape(-1, 2)
-        flat = regions.mass(flat_places, width.reshape(-1), self.corners, s.q)
+        flat = regions.mass(flat_places, width, self.corners, s.q)
         return flat.reshape(delta.shape)
 
     def _background_density(
         self, places: Float[Tensor, "N 2"], s: Strengths
     ) -> Float[Tensor, " N"]:
         """mu(x), per unit of time and km^2."""
-        uniform = (s.background[0] / self.area).expand(len(places))
+        level = s.background[0] / self.area
+        uniform = level.expand(len(places))
         if not len(self.sources):
             return uniform
-        return uniform + s.background[1] * self.kernel_density(places)
+        kernels = self.kernel_density(places)
+        return uniform + s.background[1] * kernels
 
     @torch.no_grad()
     def background_density(self, places: Float[Tensor, "N 2"]) -> Float[Tensor, " N"]:
@@ -1020,12 +1143,20 @@ class _Parents(NamedTuple):
     @staticmethod
     def joined(*parts: _Parents) -> _Parents:
         """All of them."""
-        row, time, place, delta, factor = (
-            torch.cat(column) for column in zip(*(part[:5] for part in parts), strict=True)
-        )
         features = [part.features for part in parts if part.features is not None]
-        known = torch.cat(features) if features else None
-        return _Parents(row, time, place, delta, factor, known)
+        return _Parents(
+            row=torch.cat([part.row for part in parts]),
+            time=torch.cat([part.time for part in parts]),
+            place=torch.cat([part.place for part in parts]),
+            delta=torch.cat([part.delta for part in parts]),
+            factor=torch.cat([part.factor for part in parts]),
+            features=torch.cat(features) if features else None,
+        )
+
+    def clusters(self) -> Clusters:
+        """As the sampler returns them, of one type."""
+        marks = torch.zeros_like(self.row)
+        return Clusters(self.row, self.time, marks, self.place, self.features)
 
 
 def _parameter(value: float | list[float]) -> nn.Parameter:
@@ -1041,8 +1172,10 @@ def _check_settings(
     q: float,
     taper: float | None,
 ) -> None:
-    positive = (baseline, productivity, c, distance, p, q, 1.0 if taper is None else taper)
-    if min(positive) <= 0 or q <= 1 or (p <= 1 and taper is None):
+    fade = 1.0 if taper is None else taper
+    positive = (baseline, productivity, c, distance, p, q, fade)
+    finite_mass = p > 1 or taper is not None
+    if min(positive) <= 0 or q <= 1 or not finite_mass:
         raise UserError(
             "positive numbers, q above 1, and p above 1 without a taper",
             f"{positive}",
@@ -1053,11 +1186,10 @@ def _check_settings(
 def _at(
     h: ETASHistory, seen: Int[Tensor, "B G"] | None
 ) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J"]]:
-    if seen is None:
-        return h.times, h.states
-    row = torch.arange(len(seen))[:, None]
-    index = torch.minimum(seen, torch.tensor(h.times.shape[1] - 1))
-    return h.times[row, index], h.states[row, index]
+    if seen is not None:
+        last = h.times.shape[1] - 1
+        seen = seen.clamp(max=last)
+    return h.at_seen(seen, h.states)
 
 
 def _wider(h: ETASHistory) -> ETASHistory:
@@ -1065,7 +1197,8 @@ def _wider(h: ETASHistory) -> ETASHistory:
     assert h.places is not None  # otherwise events are not kept
 
     def more(x: Tensor) -> Tensor:
-        return torch.cat([x, x.new_zeros(x.shape[0], 1, *x.shape[2:])], 1)
+        none = torch.zeros_like(x[:, :1])
+        return torch.cat([x, none], 1)
 
     return replace(
         h,

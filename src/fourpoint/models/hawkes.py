@@ -521,7 +521,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per type."""
-        anchor, excitation = _at(history, seen)
+        anchor, excitation = history.at_seen(seen, history.excitation)
         decay = self._decay()
         weight = decay[:, None, None] * self._branching()
         jump = torch.einsum("bgjn,jmn->bgjm", excitation, weight)
@@ -565,7 +565,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G M"]:
         """int_a^b lambda per type, in closed form."""
-        anchor, excitation = _at(history, seen)
+        anchor, excitation = history.at_seen(seen, history.excitation)
         decay = self._decay()
         lag = (a - anchor)[..., None] * decay
         width = (b - a)[..., None] * decay
@@ -629,16 +629,6 @@ class Hawkes(PointProcess[HawkesHistory]):
 def _assign(parameter: Tensor, values: Tensor) -> None:
     """Copy ``values`` into ``parameter``, in its shape."""
     parameter.copy_(values.reshape(parameter.shape))
-
-
-def _at(
-    history: HawkesHistory,
-    seen: Int[Tensor, "B G"] | None,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G J M"]]:
-    if seen is None:
-        return history.times, history.excitation
-    row = torch.arange(len(seen))[:, None]
-    return history.times[row, seen], history.excitation[row, seen]
 
 
 def _in_a_line(found: Estimate, radius: float) -> str:

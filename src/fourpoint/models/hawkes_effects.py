@@ -288,7 +288,7 @@ def points_of(data: Dataset, spec: EffectsSpec) -> Points:
     """Events, and the boundaries at which time begins or ceases to be scored or its exposure
     changes.
     """
-    context = Context() if data.context is None else data.context
+    context = data.context or Context()
     effects = Effects(spec, 1)
     S = len(data)
     row = np.repeat(np.arange(S), data.lengths)

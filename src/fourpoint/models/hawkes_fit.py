@@ -78,7 +78,8 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     >>> found.branching.shape, bool(0.3 < found.branching[0, 0, 0] < 0.7)
     ((1, 1, 1), True)
     """
-    unit = float(data.exposed_times.sum()) / max(1, data.scored_events)
+    exposed = float(data.exposed_times.sum())
+    unit = exposed / max(1, data.scored_events)
     line = _line(data, unit)
     span = _span(line, data, unit)
     best = _search(data, line, unit, exponentials, span)
@@ -93,13 +94,13 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
     order = np.argsort(u)
     decay = np.exp(u[order]) / unit
     half_an_event = 0.5 / line.duration
-    baseline = np.where(line.counts > 0, best.theta[:, 0], half_an_event) / unit
+    mu = np.where(line.counts > 0, best.theta[:, 0], half_an_event)
     beyond = information(best, span.low, span.high, beyond=True)
     profiles = {}
     if beyond is not None:
         profiles = _profiles(line, best, beyond, unit, order)
     return Estimate(
-        baseline=baseline,
+        baseline=mu / unit,
         branching=_branching(best.theta)[order],
         decay=decay,
         errors={
@@ -129,11 +130,14 @@ def _profiles(
     M, W = best.theta.shape
     J = len(best.u)
     ways = profile_directions(best, found)
-    third = np.zeros((M, W + J))
+    directions = W + J
+    third = np.zeros((M, directions))
     counts = line.counts[line.counts > 0]
-    work = 3.0 * len(line.gaps) * W * (W + J)
-    if len(counts) and counts.min() < PLENTY and work <= MOST_THIRD:
-        along = np.concatenate([ways.rows, ways.joint.transpose(1, 0, 2)], 1)
+    few = len(counts) > 0 and counts.min() < PLENTY
+    work = 3.0 * len(line.gaps) * W * directions
+    if few and work <= MOST_THIRD:
+        joint = ways.joint.transpose(1, 0, 2)
+        along = np.concatenate([ways.rows, joint], 1)
         third = third_derivatives(line, best.theta, best.u, along)
     scale = np.ones(W)
     scale[0] = unit
@@ -141,9 +145,11 @@ def _profiles(
     centre[:, 0] = ways.theta[:, 0]
     centre /= scale
     edge = np.minimum(centre, 0.0)
+    inside = centre - edge
     curvature = ways.curvature * scale**2
+    slope = edge * curvature
     skewness = third[:, :W] * scale**3
-    parts = (centre - edge, edge * curvature, curvature, skewness)
+    parts = (inside, slope, curvature, skewness)
     of_decay = np.nansum(third[:, W:], axis=0)
     decay = np.exp(best.u) / unit
     turns = (decay, np.zeros(J), ways.joint_curvature, of_decay)
@@ -171,28 +177,34 @@ class _Span:
 def _search(data: Dataset, line: Timeline, unit: float, J: int, span: _Span) -> Point:
     """The best of the climbs on all events."""
     M = line.types
-    view = _pooled if M > FEW else _as_it_is
+    few = M <= FEW
+    view = _as_it_is if few else _pooled
     sample = line if data.events <= SAMPLE else _stretches(data, unit)
     found = _greedy(view(sample), J, span)
-    if sample is line and M <= FEW:
-        return found[-1]
-    starts = [(found[-1].theta, found[-1].u)]
+    best = found[-1]
+    if sample is line and few:
+        return best
+    starts = [(best.theta, best.u)]
     if sample is not line and data.lengths.max() > STRETCH:
         every = -(-data.events // STRETCH)
         thinned = view(_line(data, unit, every))
-        slow = _slow(thinned, replace(span, high=-float(np.log(every))))
+        fastest = -float(np.log(every))
+        slow = _slow(thinned, replace(span, high=fastest))
         if slow is not None:
             theta = every * slow.theta[:, :1]
             u = slow.u
             if J > 1:
-                theta = found[J - 2].theta
-                u = np.append(found[J - 2].u, slow.u)
-            starts.append((np.concatenate([theta, slow.theta[:, 1:]], 1), u))
-    second_derivatives = M * (1 + J * M + J) ** 2
+                fewer = found[J - 2]
+                theta = fewer.theta
+                u = np.append(fewer.u, slow.u)
+            theta = np.concatenate([theta, slow.theta[:, 1:]], 1)
+            starts.append((theta, u))
+    coefficients = 1 + J * M + J
+    second_derivatives = M * coefficients**2
     ascent = _wide if second_derivatives > WIDE else _climbed
     points = []
     for theta, u in starts:
-        if M > FEW:
+        if not few:
             theta = _shared(theta, line)
         points.append(ascent(line, theta, u, span))
     return _highest(points, span)
@@ -202,7 +214,9 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
     """The best points with 1 to J decays. Each decay more is tried everywhere on the grid beside
     those there are.
     """
-    spacing = SPACING if len(line.gaps) > STRETCH else SPACING / 2
+    spacing = SPACING
+    if len(line.gaps) <= STRETCH:
+        spacing /= 2
     intervals = int((span.high - span.low) / spacing)
     grid = np.linspace(span.low, span.high, 2 + intervals)
     theta = line.counts[:, None] / (2 * line.duration)
@@ -213,13 +227,15 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
         theta = np.concatenate([theta, branching], 1)
         profile = []
         for v in grid:
-            point = _concave(Design(line, np.append(u, v)), theta)
+            design = Design(line, np.append(u, v))
+            point = _concave(design, theta)
             profile.append(point)
             theta = point.theta
         heights = np.array([point.here.value for point in profile])
         refined = []
         for i in _peaks(heights):
-            refined.append(_climbed(line, profile[i].theta, np.append(u, grid[i]), span))
+            decays = np.append(u, grid[i])
+            refined.append(_climbed(line, profile[i].theta, decays, span))
         best = _highest(refined, span)
         found.append(best)
         theta = best.theta
@@ -234,8 +250,10 @@ def _slow(line: Timeline, span: _Span) -> Point | None:
     best = _greedy(line, 1, span)[0]
     counts = line.counts[line.counts > 0]
     rates = counts / line.duration
-    constant = float((counts * np.log(rates)).sum()) - counts.sum()
-    return best if best.here.value > constant + NATS else None
+    log_rates = counts * np.log(rates)
+    constant = float(log_rates.sum()) - counts.sum()
+    enough = constant + NATS
+    return best if best.here.value > enough else None
 
 
 def _climbed(
@@ -270,20 +288,23 @@ def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
     for types without any.
     """
     rates = line.counts / line.duration
-    baselines = np.maximum(theta[:, :1], rates[:, None] / 10)
-    lit = np.concatenate([baselines, theta[:, 1:]], 1)
+    least = rates[:, None] / 10
+    lit = theta.copy()
+    lit[:, :1] = np.maximum(theta[:, :1], least)
     happens = line.counts > 0
     decays = (theta.shape[1] - 1) // line.types
-    sources = np.concatenate([[True], np.tile(happens, decays)])
-    return np.where(happens[:, None] & sources, lit, 0.0)
+    of_decays = np.tile(happens, decays)
+    sources = np.append(True, of_decays)
+    possible = happens[:, None] & sources
+    return np.where(possible, lit, 0.0)
 
 
 def _peaks(heights: Float[ndarray, " G"]) -> list[int]:
     """The highest local maxima, best first."""
-    around = np.concatenate([[-np.inf], heights, [-np.inf]])
-    before = around[:-2]
-    after = around[2:]
-    peaks = np.flatnonzero((heights > before) & (heights >= after))
+    around = np.pad(heights, 1, constant_values=-np.inf)
+    rises = heights > around[:-2]
+    falls = heights >= around[2:]
+    peaks = np.flatnonzero(rises & falls)
     best_first = sorted(peaks.tolist(), key=lambda i: -heights[i])
     return best_first[:CANDIDATES]
 
@@ -315,9 +336,15 @@ def _wide(
     W = theta.shape[1]
     events = len(line.gaps)
 
-    def loss(x: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " P"]]:
+    def parameters(
+        x: Float[ndarray, " P"],
+    ) -> tuple[Float[ndarray, "M W"], Float[ndarray, " J"]]:
         scaled = x[:-J].reshape(scale.shape)
-        here = derivatives(line, scaled * scale, x[-J:], order=1)
+        return scaled * scale, x[-J:]
+
+    def loss(x: Float[ndarray, " P"]) -> tuple[float, Float[ndarray, " P"]]:
+        theta, u = parameters(x)
+        here = derivatives(line, theta, u, order=1)
         of_theta = here.gradient[:, :W] * scale
         of_u = here.gradient[:, W:].sum(0)
         gradient = np.append(of_theta, of_u)
@@ -325,17 +352,18 @@ def _wide(
 
     floors = np.zeros(scale.shape)
     floors[:, 0] = 1e-9
-    bounds = [(floor, None) for floor in floors.ravel()] + [(span.low, span.high)] * J
+    of_theta = [(floor, None) for floor in floors.ravel()]
+    of_u = [(span.low, span.high)] * J
+    start = np.append(np.ones(scale.size), u)
     found = minimize(
         loss,
-        np.append(np.ones(scale.size), u),
+        start,
         jac=True,
         method="L-BFGS-B",
-        bounds=bounds,
+        bounds=of_theta + of_u,
         options={"maxiter": 1000, "maxfun": 2000, "ftol": 1e-11, "gtol": 1e-8},
     )
-    theta = found.x[:-J].reshape(scale.shape) * scale
-    u = found.x[-J:]
+    theta, u = parameters(found.x)
     return Point(theta, u, derivatives(line, theta, u, order=1))
 
 
@@ -343,9 +371,12 @@ def _shared(theta: Float[ndarray, "1 V"], line: Timeline) -> Float[ndarray, "M W
     """theta of all types from that of their sum, as if types were drawn at random; no number is 0,
     which could not grow.
     """
-    share = line.counts / max(1, line.counts.sum())
-    alpha = np.repeat(np.maximum(theta[0, 1:], 0.01), line.types)
-    return share[:, None] * np.concatenate([theta[0, :1], alpha])
+    total = max(1, line.counts.sum())
+    share = line.counts / total
+    branching = np.maximum(theta[0, 1:], 0.01)
+    alpha = np.repeat(branching, line.types)
+    coefficients = np.append(theta[0, 0], alpha)
+    return share[:, None] * coefficients
 
 
 # ---------------------------------------------------------------------- what is looked at
@@ -356,14 +387,17 @@ def _span(line: Timeline, data: Dataset, unit: float) -> _Span:
     gaps.
     """
     longest = float(data.durations.max()) / unit
-    gaps = line.gaps[:: 1 + len(line.gaps) // SAMPLE]
+    every = 1 + len(line.gaps) // SAMPLE
+    gaps = line.gaps[::every]
     # Shorter gaps than the rounding of the times say nothing, and no decay is as fast.
-    gaps = gaps[gaps > np.finfo(np.float64).eps * longest]
+    rounding = np.finfo(np.float64).eps * longest
+    gaps = gaps[gaps > rounding]
     low = -float(np.log(4 * longest))
     high = 0.0
     if len(gaps):
         shortest = np.quantile(gaps, 0.01)
-        high = float(np.log(10 / shortest))
+        fastest = 10 / shortest
+        high = float(np.log(fastest))
     ties = np.count_nonzero(line.gaps == 0)
     return _Span(
         low=low,
@@ -394,27 +428,32 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     pieces = np.maximum(1, -(-data.lengths // STRETCH))
     row = np.repeat(np.arange(len(data)), pieces)
     first_piece = np.cumsum(pieces) - pieces
-    nth = np.arange(len(row)) - np.repeat(first_piece, pieces)
+    number = np.arange(len(row))
+    nth = number - np.repeat(first_piece, pieces)
     weight = data.scored_exposure
     if weight is not None:
         a, b = _ends_of_stretches(data, row, nth)
-        scored = np.concatenate([[0], np.cumsum(data.scored)])
+        scored = np.append(0, np.cumsum(data.scored))
         some = scored[b] > scored[a]
         row = row[some]
         nth = nth[some]
-    wanted = max(1, round(len(row) * SAMPLE / data.events))
-    even = np.linspace(0, len(row) - 1, min(wanted, len(row)))
+    stretches = len(row)
+    wanted = round(stretches * SAMPLE / data.events)
+    size = min(max(1, wanted), stretches)
+    even = np.linspace(0, stretches - 1, size)
     chosen = np.unique(even.round().astype(np.int64))
     row = row[chosen]
     nth = nth[chosen]
     a, b = _ends_of_stretches(data, row, nth)
     # A stretch is watched from the event before it to the event after it.
     starts = np.where(nth > 0, data.times[a - 1], data.starts[row])
-    following = data.times[np.minimum(b, data.events - 1)]
-    stops = np.where(b < data.offsets[row + 1], following, data.stops[row])
+    after = np.minimum(b, data.events - 1)
+    goes_on = b < data.offsets[row + 1]
+    stops = np.where(goes_on, data.times[after], data.stops[row])
     lengths = b - a
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    flat = np.repeat(a - offsets[:-1], lengths) + np.arange(offsets[-1])
+    offsets = np.append(0, np.cumsum(lengths))
+    shift = np.repeat(a - offsets[:-1], lengths)
+    flat = shift + np.arange(offsets[-1])
     return timeline(
         data.times[flat],
         data.mark_ids[flat],
@@ -430,12 +469,14 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
 def _ends_of_stretches(data: Dataset, row: ndarray, nth: ndarray) -> tuple[ndarray, ndarray]:
     """The first event of the ``nth`` stretch of every row, and the one after its last."""
     first = data.offsets[row] + nth * STRETCH
-    return first, np.minimum(first + STRETCH, data.offsets[row + 1])
+    end_of_row = data.offsets[row + 1]
+    return first, np.minimum(first + STRETCH, end_of_row)
 
 
 def _used(best: Point) -> ndarray:
     """Which decays multiply branching ratios above 0."""
-    return np.any(_branching(best.theta) > 0, axis=(1, 2))
+    branching = _branching(best.theta)
+    return np.any(branching > 0, axis=(1, 2))
 
 
 def _as_it_is(line: Timeline) -> Timeline:
@@ -460,13 +501,14 @@ def _pooled(line: Timeline) -> Timeline:
 def _branching(theta: Float[ndarray, "M W"]) -> Float[ndarray, "J M M"]:
     """Columns after the first, by decay, excited and exciting type."""
     M = len(theta)
-    return theta[:, 1:].reshape(M, -1, M).transpose(1, 0, 2)
+    by_excited = theta[:, 1:].reshape(M, -1, M)
+    return by_excited.transpose(1, 0, 2)
 
 
 def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: float) -> list[str]:
     """What a reader of the estimates should know."""
     said = []
-    never = int((line.counts == 0).sum())
+    never = np.count_nonzero(line.counts == 0)
     if never:
         said.append(
             f"{never} of {line.types} types have no events: each is treated as half an event "
@@ -483,10 +525,11 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
         )
     at_end = (best.u <= span.low) | (best.u >= span.high)
     for u in best.u[used & at_end]:
+        decay = np.exp(u) / unit
         ties = ""
         if span.tied and u >= span.high:
             ties = f"; {data.tied:.0%} of the gaps are 0, which favours ever faster decays"
-        said.append(f"the decay {np.exp(u) / unit:.4g} is at the end of the searched range{ties}")
+        said.append(f"the decay {decay:.4g} is at the end of the searched range{ties}")
     if not best.here.curvature.size:
         said.append(f"{line.types} types are too many for standard errors")
     return said

@@ -47,7 +47,8 @@ class Designs:
     def with_more(self, columns: list[ndarray], costs: Float[ndarray, "M C"]) -> Designs:
         """The same with C more coefficients per type: at its events (C, n), and in the integral."""
         both = [np.concatenate(pair) for pair in zip(self.columns, columns, strict=True)]
-        return Designs(both, np.concatenate([self.costs, costs], 1))
+        all_costs = np.concatenate([self.costs, costs], 1)
+        return Designs(both, all_costs)
 
     def without(self, left_out: ndarray) -> Designs:
         """The same without some of the coefficients."""
@@ -68,8 +69,10 @@ class Designs:
                 values[m] = -np.inf
                 continue
             scaled = x / rate
-            values[m] = np.log(rate).sum() - theta[m] @ self.costs[m]
-            gradient[m] = scaled.sum(1) - self.costs[m]
+            cost = self.costs[m]
+            log_rates = np.log(rate)
+            values[m] = log_rates.sum() - theta[m] @ cost
+            gradient[m] = scaled.sum(1) - cost
             curvature[m] = -(scaled @ scaled.T)
         return Derivatives(values, gradient, curvature)
 
@@ -112,19 +115,21 @@ def edge_tests(
     designs = designs_of(model, data)
     branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
     alpha = branching.transpose(1, 0, 2).reshape(M, -1)
-    own = np.concatenate([np.ones((M, 1)), alpha], 1)
-    counts = np.array([columns.shape[1] for columns in designs.columns])
-    happens = (counts > 0)[:, None]
-    before = designs.derivatives(np.where(happens, own, 1.0)).values
-    best = _maximum(designs, np.where(happens, own, 0.0))
+    ones = np.ones((M, 1))
+    own = np.concatenate([ones, alpha], 1)
+    happens = np.array([columns.shape[1] > 0 for columns in designs.columns])[:, None]
+    positive = np.where(happens, own, 1.0)
+    before = designs.derivatives(positive).values
+    start = np.where(happens, own, 0.0)
+    best = _maximum(designs, start)
     gains = best.here.values - before
-    curvature = designs.derivatives(np.where(happens, best.theta, 1.0)).curvature
-    variance = np.stack([np.linalg.pinv(-one, hermitian=True).diagonal() for one in curvature])
-    errors = np.sqrt(np.maximum(variance[:, 1:], 0.0)).reshape(M, J, M).transpose(1, 0, 2)
+    positive = np.where(happens, best.theta, 1.0)
+    errors = _errors(designs, positive)
     if shared is not None:
         designs = designs.with_more(*shared)
-        more = np.zeros((M, shared[1].shape[1]))
-        start = np.concatenate([best.theta, np.where(happens, 0.1, more)], 1)
+        _, costs = shared
+        more = np.where(happens, 0.1, np.zeros_like(costs))
+        start = np.concatenate([best.theta, more], 1)
         best = _maximum(designs, start)
     deviance = np.zeros((M, M))
     for n in range(M):
@@ -132,16 +137,34 @@ def edge_tests(
         fewer = designs.without(left_out)
         # The baseline is raised, so that every event has a rate.
         start = np.delete(best.theta, left_out, axis=1)
-        start[:, 0] = np.where(counts > 0, np.maximum(start[:, 0], 1e-3), 0.0)
+        raised = np.maximum(start[:, :1], 1e-3)
+        start[:, :1] = np.where(happens, raised, 0.0)
         found = _maximum(fewer, start)
-        deviance[:, n] = 2 * (best.here.values - found.here.values)
-    no_source = np.bincount(data.mark_ids, minlength=M) == 0
-    unknown = ~happens | no_source
-    deviance = np.where(unknown, np.nan, np.maximum(deviance, 0.0))
-    any_excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M).max(1) > 0
+        lost = best.here.values - found.here.values
+        deviance[:, n] = 2 * lost
+    sources = np.bincount(data.mark_ids, minlength=M)
+    unknown = ~happens | (sources == 0)
+    deviance = np.maximum(deviance, 0.0)
+    deviance[unknown] = np.nan
+    excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M)
+    any_excitation = excitation.max(1) > 0
     without_excitation = np.where(unknown, np.nan, 1.0)
-    p_values = np.where(any_excitation, _p_values(deviance, J), without_excitation)
-    return EdgeTests(deviance, p_values, float(np.sum(gains[counts > 0])), errors)
+    with_excitation = _p_values(deviance, J)
+    p_values = np.where(any_excitation, with_excitation, without_excitation)
+    gain = np.sum(gains[happens[:, 0]])
+    return EdgeTests(deviance, p_values, float(gain), errors)
+
+
+def _errors(designs: Designs, theta: Float[ndarray, "M W"]) -> Float[ndarray, "J M M"]:
+    """Standard errors of the branching ratios from the curvature at ``theta``."""
+    M = len(theta)
+    variances = []
+    for curvature in designs.derivatives(theta).curvature:
+        inverse = np.linalg.pinv(-curvature, hermitian=True)
+        variances.append(inverse.diagonal())
+    variance = np.stack(variances)[:, 1:]
+    errors = np.sqrt(np.maximum(variance, 0.0))
+    return errors.reshape(M, -1, M).transpose(1, 0, 2)
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
@@ -164,7 +187,8 @@ def _p_values(deviance: Float[ndarray, "M M"], J: int) -> Float[ndarray, "M M"]:
     parts = []
     for k in range(1, J + 1):
         share = comb(J, k) / 2**J
-        parts.append(share * chdtrc(k, deviance))
+        beyond = chdtrc(k, deviance)
+        parts.append(share * beyond)
     return np.sum(parts, axis=0)
 
 
@@ -176,24 +200,28 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
     M = model.marks.count
     beta = model.log_decay.detach().exp().reshape(-1)
     J = len(beta)
-    parts: list[list[ndarray]] = [[np.zeros((1 + J * M, 0))] for _ in range(M)]
+    nothing = np.zeros((1 + J * M, 0))
+    parts: list[list[ndarray]] = [[nothing] for _ in range(M)]
     past = np.zeros((J, M))
     exposed = 0.0
     for rows in data.batches(64):
         batch = data.batch(rows)
         history = model.encode(batch)
-        excitation = history.excitation
-        lag = (batch.times - history.times[:, :-1])[..., None] * beta
+        gaps = batch.times - history.times[:, :-1]
+        lag = gaps[..., None] * beta
         fade = beta * torch.exp(-lag)
-        rise = fade[..., None] * excitation[:, :-1]
+        excitation = history.excitation[:, :-1]
+        rise = fade[..., None] * excitation
         log_mu = model.log_baseline.expand(*batch.times.shape, M)
         if model.effects is not None:
-            log_mu = log_mu + model.effects.values(batch.times, history.context)
+            effects = model.effects.values(batch.times, history.context)
+            log_mu = log_mu + effects
         for m in range(M):
             mine = batch.scored & (batch.marks == m)
-            base = log_mu[mine][:, m].exp()[None]
-            excited = rise[mine].reshape(-1, J * M).T
-            parts[m].append(np.concatenate([base.numpy(), excited.numpy()]))
+            base = log_mu[mine][:, m].exp()
+            excited = rise[mine].reshape(-1, J * M)
+            column = torch.cat([base[None], excited.T])
+            parts[m].append(column.numpy())
         mass, duration = _integrals(batch, history, beta)
         past += mass
         exposed += duration
@@ -202,9 +230,11 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
     if model.effects is not None:
         design = integral_design(data, model.effects.spec, merged=True)
         weights = model.effects.weight.detach().numpy()
-        theta = np.concatenate([np.log(mu)[None], weights])
+        levels = np.log(mu)[None]
+        theta = np.concatenate([levels, weights])
         log_rates = np.minimum(design.nodes @ theta, 700.0)
-        base_cost = design.weights @ np.exp(log_rates)
+        rates = np.exp(log_rates)
+        base_cost = design.weights @ rates
     of_past = np.tile(past.ravel(), (M, 1))
     costs = np.concatenate([base_cost[:, None], of_past], 1)
     columns = [np.concatenate(part, 1) for part in parts]
@@ -227,9 +257,14 @@ def _integrals(
         weight = exposure.at(left)[..., 0]
     seen = torch.minimum(seen, batch.lengths[:, None])
     row = torch.arange(len(left))[:, None]
-    since = (left - history.times[row, seen])[..., None] * beta
-    width = (right - left)[..., None] * beta
-    mass = torch.exp(-since) * -torch.expm1(-width) * weight[..., None]
-    total = torch.einsum("bgj,bgjn->jn", mass, history.excitation[row, seen])
-    duration = ((right - left) * weight).sum()
-    return total.numpy(), float(duration)
+    duration = right - left
+    lag = left - history.times[row, seen]
+    since = lag[..., None] * beta
+    width = duration[..., None] * beta
+    fade = torch.exp(-since)
+    passed = -torch.expm1(-width)
+    mass = fade * passed * weight[..., None]
+    excitation = history.excitation[row, seen]
+    total = torch.einsum("bgj,bgjn->jn", mass, excitation)
+    exposed = (duration * weight).sum()
+    return total.numpy(), float(exposed)

@@ -41,6 +41,19 @@ class Blocks:
     phase: Int[Tensor, "B J"]
     starts: Float[Tensor, "B J"]
 
+    def levels(self, chain: LevelChain) -> Float[Tensor, "B J K"]:
+        """v of every state in the phase of every block."""
+        level = chain.log_level.exp()
+        return level[self.phase]
+
+    def means(self, chain: LevelChain) -> Float[Tensor, "B J K"]:
+        """Expected events of every block in every state."""
+        return self.mass[..., None] * self.levels(chain)
+
+    def known(self, state: Float[Tensor, "B J K"]) -> Knowledge:
+        """What is known at the ends of the blocks, given the distributions of their states."""
+        return Knowledge(state, self.events, self.mass)
+
 
 def starting_chain(states: int, phases: int) -> LevelChain:
     """The chain at which EM begins.
@@ -50,43 +63,49 @@ def starting_chain(states: int, phases: int) -> LevelChain:
     """
     kind = torch.float64
     spread = torch.linspace(LOWEST, HIGHEST, states, dtype=kind)
-    forgets = FORGETS if phases > 1 else LEAST_FORGOTTEN
+    share = FORGETS if phases > 1 else LEAST_FORGOTTEN
+    forgets = torch.full((phases,), share, dtype=kind)
+    transition = _mostly_staying(states, kind)
     return LevelChain(
         log_level=spread.repeat(phases, 1),
-        log_transition=_mostly_staying(states, kind).log(),
+        log_transition=transition.log(),
         log_shape=torch.full((states,), LOG_SHAPE, dtype=kind),
-        logit_forgets=torch.full((phases,), forgets, dtype=kind).logit(),
+        logit_forgets=forgets.logit(),
     )
 
 
 def _mostly_staying(states: int, kind: torch.dtype) -> Float[Tensor, "K K"]:
     identity = torch.eye(states, dtype=kind)
-    return identity * STAYS + (1 - STAYS) / states
+    elsewhere = (1 - STAYS) / states
+    return identity * STAYS + elsewhere
 
 
 @torch.no_grad()
 def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     """One round of EM, which changes the parameters in place; the expected level of every block."""
     phase = blocks.phase
-    mean = blocks.mass[..., None] * chain.log_level.exp()[phase]  # (B, J, K)
-    logs = _log_chances(blocks.events, mean, chain.shape)
-    evidence = (logs - logs.amax(-1, keepdim=True)).exp()
+    logs = _log_chances(chain, blocks)
+    largest = logs.amax(-1, keepdim=True)
+    evidence = (logs - largest).exp()
     T = chain.transitions
     first = chain.stationary.expand(len(evidence), -1)
     ahead = filtered(first, evidence, phase, T)[:, :-1]
     forward = ahead * evidence
     last = torch.ones_like(evidence[:, 0])
     before = phase.roll(1, 1)  # of the block before each
-    backward = filtered(last, evidence.flip(1), before.flip(1), T.mT)[:, :-1].flip(1)
-    state = forward * backward
-    state = state / state.sum(-1, keepdim=True).clamp(min=FLOOR)
+    reversed_evidence = evidence.flip(1)
+    behind = filtered(last, reversed_evidence, before.flip(1), T.mT)
+    backward = behind[:, :-1].flip(1)
+    joint = forward * backward
+    total = joint.sum(-1, keepdim=True)
+    state = joint / total.clamp(min=FLOOR)
     after = evidence[:, 1:] * backward[:, 1:]
     _improve_transitions(chain, forward[:, :-1], after, phase[:, :-1])
     _improve_levels(chain, blocks, state)
     _improve_shapes(chain, blocks, state)
-    known = Knowledge(state, blocks.events, blocks.mass)
-    level = chain.log_level.exp()[phase]
-    return (state * known.levels(level, chain.shape)).sum(-1)
+    level = blocks.levels(chain)
+    expected = blocks.known(state).levels(level, chain.shape)
+    return (state * expected).sum(-1)
 
 
 def _improve_transitions(
@@ -99,39 +118,50 @@ def _improve_transitions(
     T = chain.transitions
     rho = chain.forgets
     stationary = chain.stationary
-    moved = PRIOR * _mostly_staying(len(stationary), T.dtype)
+    prior = _mostly_staying(len(stationary), T.dtype)
+    moved = PRIOR * prior
     forgotten = torch.zeros_like(rho)
     for d in range(len(T)):
-        left = forward[phase == d]
-        right = after[phase == d]
-        chance = ((left @ T[d]) * right).sum(-1, keepdim=True)
+        own = phase == d
+        left = forward[own]
+        right = after[own]
+        expected = left @ T[d]
+        chance = (expected * right).sum(-1, keepdim=True)
         left = left / chance.clamp(min=FLOOR)
-        pairs = T[d] * (left.T @ right)
+        together = left.T @ right
+        pairs = T[d] * together
         by_chance = pairs * rho[d] * stationary / T[d]
         moved = moved + pairs - by_chance
-        forgotten[d] = by_chance.sum() / (pairs.sum() + KEPT)
+        ends = pairs.sum() + KEPT
+        forgotten[d] = by_chance.sum() / ends
     total = moved.sum(1, keepdim=True)
-    chain.log_transition.copy_((moved / total).log())
+    transition = moved / total
+    chain.log_transition.copy_(transition.log())
     if len(T) > 1:  # otherwise T alone says as much
-        forgotten = forgotten.clamp(LEAST_FORGOTTEN, 1 - LEAST_FORGOTTEN)
-        chain.logit_forgets.copy_(torch.logit(forgotten))
+        inside = forgotten.clamp(LEAST_FORGOTTEN, 1 - LEAST_FORGOTTEN)
+        chain.logit_forgets.copy_(inside.logit())
 
 
 def _improve_levels(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J K"]) -> None:
     """A step of Newton's method for the log levels, whose differences between phases are
     penalised.
     """
-    level = chain.log_level.exp()[blocks.phase]
-    known = Knowledge(state, blocks.events, blocks.mass)
-    factor = known.levels(level, chain.shape) / level
-    counts = _by_phase(chain, blocks, state * blocks.events[..., None])
-    mass = _by_phase(chain, blocks, state * factor * blocks.mass[..., None])
-    penalty = _level_penalty(len(chain.log_level))
-    for k in range(chain.log_level.shape[1]):
+    level = blocks.levels(chain)
+    expected_levels = blocks.known(state).levels(level, chain.shape)
+    factor = expected_levels / level
+    events_of_state = state * blocks.events[..., None]
+    mass_of_state = state * factor * blocks.mass[..., None]
+    counts = _by_phase(chain, blocks, events_of_state)
+    mass = _by_phase(chain, blocks, mass_of_state)
+    phases, states = chain.log_level.shape
+    penalty = _level_penalty(phases)
+    for k in range(states):
         own = chain.log_level[:, k]
         expected = mass[:, k] * own.exp()
-        gradient = counts[:, k] - expected - penalty @ own
-        step = torch.linalg.solve(expected.diag() + penalty, gradient)
+        pull = penalty @ own
+        gradient = counts[:, k] - expected - pull
+        curvature = expected.diag() + penalty
+        step = torch.linalg.solve(curvature, gradient)
         own += step.clamp(-LONGEST_STEP, LONGEST_STEP)
 
 
@@ -140,7 +170,8 @@ def _by_phase(
 ) -> Float[Tensor, "D K"]:
     """Sums of ``values`` over the blocks of each phase."""
     total = torch.zeros(chain.log_level.shape, dtype=torch.float64)
-    total.index_add_(0, blocks.phase.flatten(), values.flatten(0, 1))
+    phase = blocks.phase.flatten()
+    total.index_add_(0, phase, values.flatten(0, 1))
     return total
 
 
@@ -164,35 +195,45 @@ def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
 
     in a. Digamma functions are computed once for each distinct count.
     """
-    events = blocks.events[..., None]
-    mean = blocks.mass[..., None] * chain.log_level.exp()[blocks.phase]
     shape = chain.shape
+    mean = blocks.means(chain)
     q = shape + mean
+    total = shape + blocks.events[..., None]
     distinct, which = blocks.events.unique(return_inverse=True)
     table = distinct[:, None] + shape
-    digamma = torch.digamma(table) - torch.digamma(shape)
+    digamma = table.digamma() - shape.digamma()
     trigamma = torch.polygamma(1, table) - torch.polygamma(1, shape)
-    first = digamma[which] + (shape / q).log() + 1 - (shape + events) / q
-    second = trigamma[which] + 1 / shape - 2 / q + (shape + events) / q**2
+    log_ratio = (shape / q).log()
+    share = total / q
+    change = total / q**2
+    first = digamma[which] + log_ratio + 1 - share
+    second = trigamma[which] + 1 / shape - 2 / q + change
     first = (state * first).sum((0, 1))
     second = (state * second).sum((0, 1))
-    gradient = shape * first - (chain.log_shape - LOG_SHAPE)
-    curvature = -(shape**2 * second + shape * first - 1.0)
+    slope = shape * first
+    bend = shape**2 * second
+    from_prior = chain.log_shape - LOG_SHAPE
+    gradient = slope - from_prior
+    curvature = -(bend + slope - 1.0)
     step = gradient / curvature.clamp(min=1.0)
     moved = chain.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
-    chain.log_shape.copy_(moved.clamp(LEAST_SHAPE, MOST_SHAPE))
+    inside = moved.clamp(LEAST_SHAPE, MOST_SHAPE)
+    chain.log_shape.copy_(inside)
 
 
-def _log_chances(
-    events: Float[Tensor, "B J"], mean: Float[Tensor, "B J K"], shape: Float[Tensor, " K"]
-) -> Float[Tensor, "B J K"]:
+def _log_chances(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J K"]:
     """Negative binomial log-probabilities of the counts of blocks, without the term that does not
     depend on the state.
     """
-    distinct, which = events.unique(return_inverse=True)
-    gammas = torch.lgamma(distinct[:, None] + shape) - torch.lgamma(shape)
+    shape = chain.shape
+    mean = blocks.means(chain)
+    distinct, which = blocks.events.unique(return_inverse=True)
+    total = distinct[:, None] + shape
+    gammas = total.lgamma() - shape.lgamma()
     table = gammas + shape * shape.log()
-    counts = events[..., None]
+    counts = blocks.events[..., None]
     log_mean = mean.clamp(min=FLOOR).log()
-    powers = counts * log_mean - (shape + counts) * (shape + mean).log()
+    log_rate = (shape + mean).log()
+    exponent = shape + counts
+    powers = counts * log_mean - exponent * log_rate
     return table[which] + powers

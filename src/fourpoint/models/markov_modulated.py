@@ -89,15 +89,43 @@ class ChainHistory(Positions):
     def latest(self) -> ChainHistory:
         """The last position alone."""
         last = self.lengths[:, None]
-        wide = last[..., None].expand(-1, -1, self.belief.shape[-1])
+        known = self.knowledge(last)
         return replace(
             self,
             times=self.times.gather(1, last),
-            belief=self.belief.gather(1, wide),
-            count=self.count.gather(1, last),
-            mass=self.mass.gather(1, last),
+            belief=known.belief,
+            count=known.count,
+            mass=known.mass,
             earlier=self.earlier + self.lengths,
             lengths=torch.zeros_like(self.lengths),
+        )
+
+    def knowledge(self, seen: Int[Tensor, "B G"] | None) -> Knowledge:
+        """What is known of the chain at positions ``seen``, or at all of them."""
+        known = Knowledge(self.belief, self.count, self.mass)
+        return known if seen is None else _gathered(known, seen)
+
+    def followed_by(
+        self,
+        known: Knowledge,
+        time: Float[Tensor, " B"],
+        happened: Bool[Tensor, " B"] | None = None,
+    ) -> ChainHistory:
+        """One position at ``time``, where ``known`` is known, of as many events as here and those
+        that ``happened`` then.
+        """
+        earlier = self.earlier + self.lengths
+        if happened is not None:
+            earlier = earlier + happened
+        return ChainHistory(
+            time[:, None],
+            self.start,
+            torch.zeros_like(self.lengths),
+            earlier,
+            known.belief,
+            known.count,
+            known.mass,
+            context=self.context,
         )
 
 
@@ -146,7 +174,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         self.states = states
         self.chosen_block = block
         self.chosen_phases = phases
-        self.block = 1.0 if block is None else float(block)
+        self.block = float(block or 1.0)
         kind = torch.float64
         self.log_rate = nn.Parameter(torch.zeros(self.marks.count, dtype=kind))
         start = starting_chain(states, phases or 1)
@@ -162,10 +190,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def shown(self) -> dict[str, Any]:
         """Settings, the share of time in each state and its level, averaged over phases."""
-        chain = self._fixed_chain
-        share = chain.stationary.numpy()
-        level = chain.mean_level.numpy()
+        share, level = self._share_and_level()
         return {**self.settings(), "share": share, "level": level}
+
+    def _share_and_level(self) -> tuple[Float[ndarray, " K"], Float[ndarray, " K"]]:
+        """The share of time in each state, and its level, averaged over phases."""
+        chain = self._fixed_chain
+        return chain.stationary.numpy(), chain.mean_level.numpy()
 
     @property
     def chain(self) -> LevelChain:
@@ -203,7 +234,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
     def initialise(self, data: Dataset) -> list[str]:
         """Choose blocks and phases, and start at the mean rates."""
         self._choose_blocks(data)
-        self._take(fit_effects(data, self._spec(), least=LEAST))
+        found = fit_effects(data, self._spec(), least=LEAST)
+        self._take(found)
         return []
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
@@ -224,13 +256,13 @@ class MarkovModulated(PointProcess[ChainHistory]):
             before = chain.log_level.clone()
             self._take(found)
             blocks = self._blocks_of(data)
-            mean = improve(chain, blocks)
-            for _ in range((FIRST_INNER if turn == 0 else INNER) - 1):
+            inner = FIRST_INNER if turn == 0 else INNER
+            for _ in range(inner):
                 mean = improve(chain, blocks)
             weighted = self._weighted(data, blocks, mean)
             found = fit_effects(weighted, spec, least=LEAST, start=found)
-            change = (chain.log_level - before).abs().max()
-            if float(change) < ENOUGH:
+            change = chain.log_level - before
+            if float(change.abs().max()) < ENOUGH:
                 break
         self._take(found)
         blocks = self._blocks_of(data)
@@ -240,41 +272,51 @@ class MarkovModulated(PointProcess[ChainHistory]):
         return [self._levels_in_words(), *found.notes]
 
     def _levels_in_words(self) -> str:
-        share = self._fixed_chain.stationary.numpy()
-        level = self._fixed_chain.mean_level.numpy()
-        mean = share @ level
-        parts = [f"{level[k] / mean:.3g} ({share[k]:.0%})" for k in np.argsort(level)]
-        return f"level over its mean, and share of the time: {', '.join(parts)}"
+        share, level = self._share_and_level()
+        relative = level / (share @ level)
+        parts = []
+        for k in np.argsort(level):
+            parts.append(f"{relative[k]:.3g} ({share[k]:.0%})")
+        listed = ", ".join(parts)
+        return f"level over its mean, and share of the time: {listed}"
 
     def _spec(self) -> EffectsSpec:
         return EffectsSpec() if self.effects is None else self.effects.spec
 
     def _take(self, found: EffectsFit) -> None:
+        level = torch.from_numpy(found.level)
+        weight = torch.from_numpy(found.weight)
         with torch.no_grad():
-            self.log_rate.copy_(torch.from_numpy(found.level))
+            self.log_rate.copy_(level)
             if self.effects is not None:
-                self.effects.weight.copy_(torch.from_numpy(found.weight))
+                self.effects.weight.copy_(weight)
 
     def _choose_blocks(self, data: Dataset) -> None:
         """The length of blocks, and phases of the day where they divide it."""
         spec = self._spec()
         dated = bool(spec.calendar)
         unit = spec.seconds if dated else 1.0
-        observed = float(data.durations.sum()) * unit
+        duration = float(data.durations.sum())
+        observed = duration * unit
         rate = max(1, data.events) / observed
         if self.chosen_block is not None:
             block = self.chosen_block
         elif dated:
-            full = [length for length in BLOCKS if rate * length >= LEAST_EVENTS]
-            block = full[0] if full else BLOCKS[-1]
+            block = BLOCKS[-1]
+            for length in reversed(BLOCKS):
+                if rate * length >= LEAST_EVENTS:
+                    block = length
         else:
             block = 2 * LEAST_EVENTS / rate
         phases = self.chosen_phases
         if phases is None:
+            phases = 1
             per_day = DAY / block
-            divides_day = block <= LAST_PHASED and abs(per_day - round(per_day)) < 1e-9
+            whole = round(per_day)
+            divides_day = abs(per_day - whole) < 1e-9
             long_enough = observed >= 14 * DAY
-            phases = round(per_day) if dated and divides_day and long_enough else 1
+            if dated and block <= LAST_PHASED and divides_day and long_enough:
+                phases = whole
         self.block = float(block)
         start = starting_chain(self.states, phases)
         self.log_level = nn.Parameter(torch.zeros_like(start.log_level))
@@ -295,17 +337,20 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Events, F and phase of every block, for all sequences."""
         rows = np.arange(len(data))
         context = None if data.context is None else data.context.batch(rows)
-        start, stop = (torch.from_numpy(x.copy()) for x in (data.starts, data.stops))
-        line = self._timeline(torch.stack([start, stop], 1), context)
+        windows = np.stack([data.starts, data.stops], 1)
+        line = self._timeline(torch.from_numpy(windows), context)
         end = line.passed[:, 1:]
-        block_ends = torch.cat([line.at_starts[:, 1:], end], 1)
-        mass = torch.minimum(block_ends, end) - line.at_starts.clamp(min=0.0)
+        at_starts = line.at_starts
+        block_ends = torch.cat([at_starts[:, 1:], end], 1)
+        within = torch.minimum(block_ends, end)
+        mass = within - at_starts.clamp(min=0.0)
         starts = line.starts.numpy()
         counts = np.zeros(starts.shape)
-        for i in rows:
-            times = data.times[data.offsets[i] : data.offsets[i + 1]]
-            block = np.searchsorted(starts[i], times, "right") - 1
-            np.add.at(counts[i], np.maximum(block, 0), 1.0)
+        for i in range(len(data)):
+            times = data.times[data.row(i)]
+            place = np.searchsorted(starts[i], times, "right") - 1
+            block = np.maximum(place, 0)
+            np.add.at(counts[i], block, 1.0)
         return Blocks(
             events=torch.from_numpy(counts),
             mass=mass.clamp(min=0.0),
@@ -315,34 +360,41 @@ class MarkovModulated(PointProcess[ChainHistory]):
 
     def _weighted(self, data: Dataset, blocks: Blocks, mean: Float[Tensor, "B J"]) -> Dataset:
         """The data with the expected level as a factor of the exposure."""
-        known = Context() if data.context is None else data.context
+        known = data.context or Context()
         all_times = []
         all_values = []
         for i in range(len(data)):
-            start, stop = data.starts[i], data.stops[i]
+            start = data.starts[i]
+            stop = data.stops[i]
             block_starts = blocks.starts[i].numpy()
             block_ends = np.append(block_starts[1:], np.inf)
-            touched = np.flatnonzero((block_starts < stop) & (block_ends > start))
+            touched = (block_starts < stop) & (block_ends > start)
             times = np.maximum(block_starts[touched], start)
-            values = mean[i].numpy()[touched]
-            if known.exposure is not None:
+            level = mean[i].numpy()
+            values = level[touched]
+            exposure = known.exposure
+            if exposure is not None:
                 begins = times
-                own = slice(*known.exposure.offsets[i : i + 2])
-                times = np.unique(np.concatenate([begins, known.exposure.times[own]]))
-                times = times[(times >= start) & (times < stop)]
-                block = np.searchsorted(begins, times, "right") - 1
-                exposure = known.exposure.at(i, times)[:, 0]
-                values = values[np.maximum(block, 0)] * exposure
+                steps = exposure.times[exposure.row(i)]
+                times = np.unique(np.concatenate([begins, steps]))
+                inside = (times >= start) & (times < stop)
+                times = times[inside]
+                place = np.searchsorted(begins, times, "right") - 1
+                block = np.maximum(place, 0)
+                values = values[block] * exposure.at(i, times)[:, 0]
             all_times.append(times)
             all_values.append(values)
         lengths = [len(times) for times in all_times]
-        steps = Steps(
+        ends = np.cumsum(lengths)
+        values = np.concatenate(all_values)
+        weight = Steps(
             times=np.concatenate(all_times),
-            values=np.concatenate(all_values)[:, None],
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            values=values[:, None],
+            offsets=np.concatenate([[0], ends]),
             names=("exposure",),
         )
-        return replace(data, context=replace(known, exposure=steps))
+        context = replace(known, exposure=weight)
+        return replace(data, context=context)
 
     # ------------------------------------------------------------------ the verbs
 
@@ -356,29 +408,37 @@ class MarkovModulated(PointProcess[ChainHistory]):
             count = mass = torch.zeros_like(first)
         else:
             last = before.latest()
-            first, start, earlier = last.times[:, 0], last.start, last.earlier
-            belief, count, mass = last.belief[:, 0], last.count[:, 0], last.mass[:, 0]
-        known = torch.where(batch.valid, batch.times.detach(), first[:, None])
-        times = torch.cat([first[:, None], known], 1).cummax(1).values
+            first = last.times[:, 0]
+            start = last.start
+            earlier = last.earlier
+            belief = last.belief[:, 0]
+            count = last.count[:, 0]
+            mass = last.mass[:, 0]
+        begin = first[:, None]
+        events = torch.where(batch.valid, batch.times.detach(), begin)
+        times = torch.cat([begin, events], 1).cummax(1).values
         line = self._timeline(times, context)
         steps = filter_steps(line, times, batch.valid)
         counts, masses = steps.totals(count, mass)
         log_factors = steps.log_factors(line, counts, masses, chain.shape)
-        moves = torch.where(steps.end, line.phase.gather(1, steps.block), -1)
+        phase = line.phase.gather(1, steps.block)
+        moves = torch.where(steps.end, phase, -1)
         beliefs = filtered(belief, log_factors.exp(), moves, chain.transitions)
         # Positions are the start and the events; padding repeats the last of them.
-        at = torch.cat([torch.zeros_like(batch.lengths)[:, None], 1 + steps.place], 1)
-        position = torch.arange(at.shape[1], device=first.device).expand_as(at)
-        at = at.gather(1, position.minimum(batch.lengths[:, None]))
-        wide = at[..., None].expand(-1, -1, self.states)
+        at_start = torch.zeros_like(batch.lengths)[:, None]
+        at = torch.cat([at_start, 1 + steps.place], 1)
+        position = torch.arange(at.shape[1], device=first.device)
+        real = torch.minimum(position, batch.lengths[:, None])
+        at = at.gather(1, real)
+        known = _gathered(Knowledge(beliefs, counts, masses), at)
         return ChainHistory(
             times,
             start,
             batch.lengths,
             earlier,
-            belief=beliefs.gather(1, wide),
-            count=counts.gather(1, at),
-            mass=masses.gather(1, at),
+            known.belief,
+            known.count,
+            known.mass,
             context=context,
         )
 
@@ -393,34 +453,22 @@ class MarkovModulated(PointProcess[ChainHistory]):
     ) -> ChainHistory:
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         at = torch.where(happened, time, last_time(history))
-        now, level = self._carried(history, at[:, None, None], history.lengths[:, None])
-        raised = now.belief * torch.where(happened[:, None, None], level, 1.0)
-        raised = raised / raised.sum(-1, keepdim=True).clamp(min=FLOOR)
-        return ChainHistory(
-            at[:, None],
-            history.start,
-            torch.zeros_like(history.lengths),
-            history.earlier + history.lengths + happened,
-            raised,
-            now.count + happened[:, None],
-            now.mass,
-            context=history.context,
+        now, level = self._carried_from_last(history, at)
+        factor = torch.where(happened[:, None, None], level, 1.0)
+        raised = now.belief * factor
+        total = raised.sum(-1, keepdim=True)
+        known = Knowledge(
+            belief=raised / total.clamp(min=FLOOR),
+            count=now.count + happened[:, None],
+            mass=now.mass,
         )
+        return history.followed_by(known, at, happened)
 
     def move(self, history: ChainHistory, time: Float[Tensor, " B"]) -> ChainHistory:
         """The belief at ``time``, so that blocks until then need not be passed again."""
         at = torch.maximum(time, last_time(history))
-        now, _ = self._carried(history, at[:, None, None], history.lengths[:, None])
-        return ChainHistory(
-            at[:, None],
-            history.start,
-            torch.zeros_like(history.lengths),
-            history.earlier + history.lengths,
-            now.belief,
-            now.count,
-            now.mass,
-            context=history.context,
-        )
+        now, _ = self._carried_from_last(history, at)
+        return history.followed_by(now, at)
 
     def log_intensity(
         self,
@@ -431,8 +479,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
         if not times.numel():
             return self._log_population(times, history.context)
         now, level = self._carried(history, times, seen)
-        mean = (now.belief * level).sum(-1).view(times.shape)
-        return self._log_population(times, history.context) + mean.clamp(min=FLOOR).log()[..., None]
+        mean = (now.belief * level).sum(-1)
+        log_level = mean.view(times.shape).clamp(min=FLOOR).log()
+        return self._log_population(times, history.context) + log_level[..., None]
 
     def closed_integral(
         self,
@@ -448,23 +497,25 @@ class MarkovModulated(PointProcess[ChainHistory]):
         if not a.numel():
             return a[..., None] * self.log_rate
         start, known = self._anchors(history, seen)
-        both = torch.stack([a, b], 2).flatten(1)
-        line = self._timeline(torch.cat([start, both], 1), history.context)
+        line = self._timeline(torch.cat([start, a, b], 1), history.context)
         G = a.shape[1]
-        passed, block = line.passed[:, :G], line.block[:, :G]
-        at_a, at_b = (line.passed[:, G + side :: 2] for side in (0, 1))
-        block_a, block_b = (line.block[:, G + side :: 2] for side in (0, 1))
+        passed, at_a, at_b = line.passed.split(G, 1)
+        block, block_a, block_b = line.block.split(G, 1)
+        _, each_at_a, each_at_b = line.each.split(G, 1)
         chain = self.chain
         there, _ = carried(known, passed, block, at_a, block_a, line, chain)
         _, log_survival = carried(there, at_a, block_a, at_b, block_b, line, chain)
-        each = line.each[:, G + 1 :: 2] - line.each[:, G::2]
+        each = each_at_b - each_at_a
         total = each.sum(-1)
-        exposed = at_b - at_a
+        exposure = at_b - at_a
+        observed = exposure > 0
         level = there.levels(line.levels_of(block_a), chain.shape)
-        unexposed = (there.belief * level).sum(-1) * total
-        ratio = total / torch.where(exposed > 0, exposed, 1.0)
-        whole = torch.where(exposed > 0, -log_survival * ratio, unexposed)
-        share = each / torch.where(total > 0, total, 1.0)[..., None]
+        mean = (there.belief * level).sum(-1)
+        ratio = total / torch.where(observed, exposure, 1.0)
+        from_survival = -log_survival * ratio
+        whole = torch.where(observed, from_survival, mean * total)
+        divisor = torch.where(total > 0, total, 1.0)
+        share = each / divisor[..., None]
         return share * whole[..., None]
 
     def jumps(
@@ -482,31 +533,40 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """The population's bound times the expected level at a, which falls within a block while
         nothing happens; from the next block on times the largest level.
         """
-        start, known = self._anchors(history, history.lengths[:, None])
-        line = self._timeline(torch.cat([start, a[:, None], b[:, None]], 1), history.context)
-        passed, block = line.passed, line.block
-        at_a, block_a = passed[:, 1:2], block[:, 1:2]
+        last = history.lengths[:, None]
+        start, known = self._anchors(history, last)
+        times = torch.cat([start, a[:, None], b[:, None]], 1)
+        line = self._timeline(times, history.context)
+        passed, at_a, _ = line.passed.split(1, 1)
+        block, block_a, block_b = line.block.split(1, 1)
         chain = self.chain
-        there, _ = carried(known, passed[:, :1], block[:, :1], at_a, block_a, line, chain)
+        there, _ = carried(known, passed, block, at_a, block_a, line, chain)
         level = there.levels(line.levels_of(block_a), chain.shape)
         mean = (there.belief * level).sum(-1)[:, 0]
-        number = torch.arange(line.level.shape[1], device=a.device)
-        later = (number > block_a) & (number <= block[:, 2:3])
-        largest = torch.where(later, line.level.amax(-1), 0.0).amax(1)
-        bound = self.log_rate.expand(len(a), -1)
+        blocks = line.level.shape[1]
+        number = torch.arange(blocks, device=a.device)
+        follows = number > block_a
+        later = follows & (number <= block_b)
+        highest = line.level.amax(-1)
+        largest = torch.where(later, highest, 0.0).amax(1)
+        log_rate = self.log_rate.expand(len(a), -1)
         if self.effects is not None:
-            bound = bound + self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
-        return bound.exp().sum(-1) * torch.maximum(mean, largest) * (1 + 1e-9)
+            effects = self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
+            log_rate = log_rate + effects
+        bound = log_rate.exp().sum(-1)
+        return bound * torch.maximum(mean, largest) * (1 + 1e-9)
 
     @torch.no_grad()
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Paths of the chain and factors of its blocks from their distribution given the past, and
         Poisson numbers given both.
         """
-        now, end = wanted.edges[:, 0], wanted.edges[:, -1]
+        now = wanted.edges[:, 0]
+        end = wanted.edges[:, -1]
         history = self.encode(batch).latest()
         known = self.move(history, torch.from_numpy(now.copy()))
-        line = self._timeline(torch.from_numpy(wanted.edges[:, [0, -1]].copy()), batch.context)
+        spans = np.stack([now, end], 1)
+        line = self._timeline(torch.from_numpy(spans), batch.context)
         starts = line.starts.numpy()
         cubics = constant_cubics(self.log_rate)
         pieces = pieces_until(cubics, self.effects, batch, now, end)
@@ -516,18 +576,24 @@ class MarkovModulated(PointProcess[ChainHistory]):
         found = np.zeros(shape, dtype=np.int32)
         for r in range(rows):
             edges = wanted.edges[r]
-            inside = starts[r][(starts[r] > edges[0]) & (starts[r] < edges[-1])]
-            cuts = np.unique(np.concatenate([edges, inside]))
+            begins = starts[r]
+            inside = (begins > now[r]) & (begins < end[r])
+            times = np.concatenate([edges, begins[inside]])
+            cuts = np.unique(times)
             means = integrals(r, cuts, pieces, exposure)
-            block = np.searchsorted(starts[r], cuts[:-1], side="right") - 1
-            column = np.searchsorted(edges, cuts[:-1], side="right") - 1
-            random = np.random.Generator(np.random.Philox(key=int(wanted.keys[r])))
+            left = cuts[:-1]
+            block = np.searchsorted(begins, left, side="right") - 1
+            column = np.searchsorted(edges, left, side="right") - 1
+            key = int(wanted.keys[r])
+            random = np.random.Generator(np.random.Philox(key=key))
             levels = self._drawn_levels(random, r, known, line, block, wanted.paths)
             for i, level in enumerate(levels):
                 mean = means[i][:, None] * level
                 if not (mean < wanted.limit).all():
-                    raise explosion(f"{float(mean.max()):.3g} expected events in one interval")
-                found[r, column[i]] += random.poisson(mean).astype(np.int32)
+                    most = float(mean.max())
+                    raise explosion(f"{most:.3g} expected events in one interval")
+                events = random.poisson(mean)
+                found[r, column[i]] += events.astype(np.int32)
         return found
 
     def _drawn_levels(
@@ -542,20 +608,29 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """The level of every path of row ``r`` in each interval, of which ``block`` is the block
         and ``known`` what is known at its beginning. It is drawn as the intervals are asked for.
         """
-        shape = self._fixed_chain.shape.numpy()
-        cumulative = self._fixed_chain.transitions.cumsum(2).numpy()
+        chain = self._fixed_chain
+        shape = chain.shape.numpy()
+        cumulative = chain.transitions.cumsum(2).numpy()
         level = line.level[r].numpy()
         phase = line.phase[r].numpy()
         belief = known.belief[r, 0].numpy()
-        count, mass = known.count[r, 0].numpy(), known.mass[r, 0].numpy()
-        state = _drawn(random, belief.cumsum()[None].repeat(paths, 0))
-        gamma_rate = shape[state] + level[max(0, block[0]), state] * mass
-        factor = random.gamma(shape[state] + count) / gamma_rate
-        for i in range(len(block)):
-            if i and block[i] > block[i - 1]:
-                state = _drawn(random, cumulative[phase[block[i] - 1], state])
-                factor = random.gamma(shape[state]) / shape[state]
-            yield level[max(0, block[i]), state] * factor
+        count = known.count[r, 0].numpy()
+        mass = known.mass[r, 0].numpy()
+        below = np.tile(belief.cumsum(), (paths, 1))
+        state = _drawn(random, below)
+        before = max(0, block[0])
+        own = shape[state]
+        gamma_rate = own + level[before, state] * mass
+        factor = random.gamma(own + count) / gamma_rate
+        for place in block:
+            now = max(0, place)
+            if now > before:
+                passed = phase[now - 1]
+                state = _drawn(random, cumulative[passed, state])
+                own = shape[state]
+                factor = random.gamma(own) / own
+            before = now
+            yield level[now, state] * factor
 
     # ------------------------------------------------------------------ the chain
 
@@ -563,15 +638,19 @@ class MarkovModulated(PointProcess[ChainHistory]):
         self, history: ChainHistory, seen: Int[Tensor, "B G"] | None
     ) -> tuple[Float[Tensor, "B G"], Knowledge]:
         """Time, and what is known, at positions ``seen``, or at all of them."""
-        if seen is None:
-            return history.times, Knowledge(history.belief, history.count, history.mass)
-        wide = seen[..., None].expand(-1, -1, history.belief.shape[-1])
-        known = Knowledge(
-            belief=history.belief.gather(1, wide),
-            count=history.count.gather(1, seen),
-            mass=history.mass.gather(1, seen),
-        )
-        return history.times.gather(1, seen), known
+        known = history.knowledge(seen)
+        times = history.times
+        if seen is not None:
+            times = times.gather(1, seen)
+        return times, known
+
+    def _carried_from_last(
+        self, history: ChainHistory, time: Float[Tensor, " B"]
+    ) -> tuple[Knowledge, Float[Tensor, "B 1 K"]]:
+        """As :meth:`_carried`, from the last position to one time per row."""
+        times = time[:, None, None]
+        last = history.lengths[:, None]
+        return self._carried(history, times, last)
 
     def _carried(
         self,
@@ -582,24 +661,33 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """What is known at ``times`` without an event since the position, and expected levels."""
         start, known = self._anchors(history, seen)
         G, Q = times.shape[1:]
-        line = self._timeline(torch.cat([start, times.flatten(1)], 1), history.context)
+        wanted = torch.cat([start, times.flatten(1)], 1)
+        line = self._timeline(wanted, history.context)
 
         def each(part: Tensor) -> Tensor:
             return part[:, :G].repeat_interleave(Q, 1)
 
-        wide = Knowledge(each(known.belief), each(known.count), each(known.mass))
-        chain = self.chain
-        block = line.block[:, G:]
-        there, _ = carried(
-            wide, each(line.passed), each(line.block), line.passed[:, G:], block, line, chain
+        wide = Knowledge(
+            belief=each(known.belief),
+            count=each(known.count),
+            mass=each(known.mass),
         )
-        return there, there.levels(line.levels_of(block), chain.shape)
+        chain = self.chain
+        passed = each(line.passed)
+        block = each(line.block)
+        at_times = line.passed[:, G:]
+        their_block = line.block[:, G:]
+        there, _ = carried(wide, passed, block, at_times, their_block, line, chain)
+        levels = line.levels_of(their_block)
+        return there, there.levels(levels, chain.shape)
 
     def _log_population(
         self, times: Float[Tensor, "B ..."], context: BatchContext | None
     ) -> Float[Tensor, "B ... M"]:
         flat = self.log_rate.expand(*times.shape, -1)
-        return flat if self.effects is None else flat + self.effects.values(times, context)
+        if self.effects is None:
+            return flat
+        return flat + self.effects.values(times, context)
 
     def _origin(
         self, like: Float[Tensor, " B"], context: BatchContext | None
@@ -618,14 +706,17 @@ class MarkovModulated(PointProcess[ChainHistory]):
             return torch.zeros(starts.shape, dtype=torch.int64, device=starts.device)
         origin = self._origin(starts[:, 0], context)[:, None]
         finite = torch.where(starts.isfinite(), starts, 0.0)
-        seconds = origin + finite * float(self.seconds) + self.block / 2
+        begins = origin + finite * float(self.seconds)
+        seconds = begins + self.block / 2
         zone = self._spec().zone
         if zone is not None:
             changes, offsets = (torch.from_numpy(x).to(starts) for x in zone_offsets(zone))
-            place = torch.searchsorted(changes, seconds.contiguous(), right=True) - 1
-            seconds = seconds + offsets[place.clamp(min=0)]
-        phase = torch.remainder(seconds, DAY) / DAY * phases
-        return phase.floor().clamp(max=phases - 1).to(torch.int64)
+            after = torch.searchsorted(changes, seconds.contiguous(), right=True)
+            last = (after - 1).clamp(min=0)
+            seconds = seconds + offsets[last]
+        share = torch.remainder(seconds, DAY) / DAY
+        phase = (share * phases).floor()
+        return phase.clamp(max=phases - 1).to(torch.int64)
 
     def _block_starts(
         self, low: Float[Tensor, " B"], high: Float[Tensor, " B"], context: BatchContext | None
@@ -633,20 +724,30 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """When the blocks that touch [low, high] begin, with one more on both sides."""
         origin = self._origin(low, context)
         unit = float(self.seconds)
-        first = torch.floor((origin + low * unit) / self.block)
-        count = int((torch.floor((origin + high * unit) / self.block) - first).max()) + 3
-        number = first[:, None] - 1 + torch.arange(count, dtype=low.dtype, device=low.device)
-        return (number * self.block - origin[:, None]) / unit
+
+        def block_at(times: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+            seconds = origin + times * unit
+            return torch.floor(seconds / self.block)
+
+        first = block_at(low)
+        most = int((block_at(high) - first).max())
+        index = torch.arange(most + 3, dtype=low.dtype, device=low.device)
+        number = first[:, None] - 1 + index
+        seconds = number * self.block - origin[:, None]
+        return seconds / unit
 
     def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> Timeline:
         """Blocks and integrals from the earliest to the latest of the ``times`` of every row."""
         times = times.detach()
         # Padding may be anything.
-        lowest = torch.where(times.isfinite(), times, torch.inf).amin(1, keepdim=True)
-        times = torch.where(times.isfinite(), times, lowest)
-        low, high = times.amin(1), times.amax(1)
+        finite = times.isfinite()
+        lowest = torch.where(finite, times, torch.inf).amin(1, keepdim=True)
+        times = torch.where(finite, times, lowest)
+        low = times.amin(1)
+        high = times.amax(1)
         starts = self._block_starts(low, high, context)
-        block = torch.searchsorted(starts.contiguous(), times.contiguous(), right=True) - 1
+        after = torch.searchsorted(starts.contiguous(), times.contiguous(), right=True)
+        block = after - 1
         # What a row does not reach counts as after its end.
         within = starts.clamp(low[:, None], high[:, None])
         wanted = torch.cat([times, within], 1)
@@ -673,22 +774,30 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """The integrals of e sum_m exp(r_m + f_m), and of exp(r_m + f_m), from ``low`` on."""
         exposure = None if context is None else context.exposure
         if self.effects is None and exposure is None:
-            each = (wanted - low[:, None])[..., None] * self.log_rate.exp()
+            since = wanted - low[:, None]
+            each = since[..., None] * self.log_rate.exp()
             return each.sum(-1), each
         parts = [wanted]
         if self.effects is not None:
-            parts.append(self.effects.cuts(low, high, context, PIECE))
+            cuts = self.effects.cuts(low, high, context, PIECE)
+            parts.append(cuts)
         if exposure is not None:
             parts.append(exposure.times)
-        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None]).sort(1).values
+        every = torch.cat(parts, 1)
+        within = every.clamp(low[:, None], high[:, None])
+        grid = within.sort(1).values
+        left = grid[:, :-1]
         width = grid.diff(dim=1)
         x, weights = (part.to(grid) for part in gauss_legendre(NODES))
-        nodes = grid[:, :-1, None] + width[..., None] * x
-        rates = self._log_population(nodes, context).exp()
-        each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
+        offset = width[..., None] * x
+        nodes = left[..., None] + offset
+        log_rates = self._log_population(nodes, context)
+        each = torch.einsum("bhqm,q,bh->bhm", log_rates.exp(), weights, width)
         total = each.sum(-1)
         if exposure is not None:
-            total = total * exposure.at(grid[:, :-1] + width / 2)[..., 0]
+            middle = left + width / 2
+            observed = exposure.at(middle)[..., 0]
+            total = total * observed
         passed = nn.functional.pad(total.cumsum(1), (1, 0))
         passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
         place = torch.searchsorted(grid, wanted.contiguous())
@@ -699,4 +808,16 @@ class MarkovModulated(PointProcess[ChainHistory]):
 def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> ndarray:
     """One state for each row of cumulative probabilities."""
     uniform = random.random(len(cumulative))[:, None]
-    return np.minimum((uniform >= cumulative).sum(1), cumulative.shape[1] - 1)
+    below = uniform >= cumulative
+    last = cumulative.shape[1] - 1
+    return np.minimum(below.sum(1), last)
+
+
+def _gathered(known: Knowledge, seen: Int[Tensor, "B G"]) -> Knowledge:
+    """What is known at some of the positions."""
+    wide = seen[..., None].expand(-1, -1, known.belief.shape[-1])
+    return Knowledge(
+        belief=known.belief.gather(1, wide),
+        count=known.count.gather(1, seen),
+        mass=known.mass.gather(1, seen),
+    )

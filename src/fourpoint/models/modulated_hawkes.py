@@ -228,7 +228,7 @@ class _Fit:
     def __init__(self, data: Dataset, spec: EffectsSpec, exponentials: int) -> None:
         poisson = fit_effects(data, spec)
         effects = Effects(spec, 1, torch.float64)
-        context = Context() if data.context is None else data.context
+        context = data.context or Context()
         self.marks = data.marks.count
         self.exponentials = exponentials
         self.batch = data.batch(np.arange(len(data)))

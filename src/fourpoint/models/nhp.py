@@ -299,7 +299,7 @@ class NHP(PointProcess[NHPHistory]):
         seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q M"]:
         """What the link is applied to: w_m' h + b_m."""
-        anchor, state = _at(history, seen)
+        anchor, state = history.at_seen(seen, history.state)
         lag = self._in_mean_gaps(times - anchor[..., None])
         h = _Output.apply(state, lag)
         return nn.functional.linear(h, self.readout, self.base)
@@ -537,13 +537,3 @@ def _last(history: NHPHistory) -> tuple[Float[Tensor, " B"], Float[Tensor, "B H4
     """When the last real position begins, and the state there."""
     row = torch.arange(len(history.lengths), device=history.times.device)
     return history.times[row, history.lengths], history.state[row, history.lengths]
-
-
-def _at(
-    history: NHPHistory,
-    seen: Int[Tensor, "B G"] | None,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G H4"]]:
-    if seen is None:
-        return history.times, history.state
-    row = torch.arange(len(seen), device=seen.device)[:, None]
-    return history.times[row, seen], history.state[row, seen]

@@ -529,7 +529,7 @@ def _nodes_with_effects(
 ) -> _Nodes:
     """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too."""
     effects = Effects(spec, 1, torch.float64)
-    context = Context() if data.context is None else data.context
+    context = data.context or Context()
     left, right, factor, owner = exposed_segments(data)
     knots = spline_knots(length, intervals).numpy()
     x, w = (part.numpy() for part in gauss_legendre(FIT_NODES))

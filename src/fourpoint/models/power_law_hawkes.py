@@ -44,22 +44,19 @@ class PowerLawHistory(History):
     def latest(self) -> PowerLawHistory:
         """The last position."""
         row = torch.arange(len(self.start))
-        return replace(
-            self,
-            times=self.times[row, self.lengths][:, None],
-            lengths=torch.zeros_like(self.lengths),
-            states=self.states[row, self.lengths][:, None],
-        )
+        return self.at_positions(row, self.lengths)
 
     def at_positions(
         self, rows: Int[Tensor, " R"], positions: Int[Tensor, " R"]
     ) -> PowerLawHistory:
         """R positions as rows of one position each."""
+        times = self.times[rows, positions]
+        states = self.states[rows, positions]
         return PowerLawHistory(
-            self.times[rows, positions][:, None],
+            times[:, None],
             self.start[rows],
             torch.zeros_like(positions),
-            self.states[rows, positions][:, None],
+            states[:, None],
         )
 
 
@@ -94,7 +91,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     ) -> None:
         super().__init__()
         self.marks = space_without_places(marks, "power-law-hawkes")
-        if min(baseline, branching, c) <= 0 or p <= 1:
+        smallest = min(baseline, branching, c)
+        if smallest <= 0 or p <= 1:
             raise UserError(
                 "positive numbers, and p above 1",
                 f"{baseline}, {branching}, {c}, p={p}",
@@ -103,11 +101,14 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         M = self.marks.count
         kind = torch.float64
         self._settings = dict(baseline=baseline, branching=branching, c=c, p=p)
-        self.log_baseline = nn.Parameter(torch.full((M,), math.log(baseline), dtype=kind))
-        even = math.log(branching / M)
-        self.log_branching = nn.Parameter(torch.full((M, M), even, dtype=kind))
-        self.log_c = nn.Parameter(torch.tensor(math.log(c), dtype=kind))
-        self.log_p = nn.Parameter(torch.tensor(math.log(p - 1), dtype=kind))
+        log_baseline = torch.full((M,), math.log(baseline), dtype=kind)
+        log_branching = torch.full((M, M), math.log(branching / M), dtype=kind)
+        log_c = torch.tensor(math.log(c), dtype=kind)
+        log_p = torch.tensor(math.log(p - 1), dtype=kind)
+        self.log_baseline = nn.Parameter(log_baseline)
+        self.log_branching = nn.Parameter(log_branching)
+        self.log_c = nn.Parameter(log_c)
+        self.log_p = nn.Parameter(log_p)
 
     def settings(self) -> dict[str, Any]:
         """The constructor's arguments but for ``marks``."""
@@ -116,9 +117,13 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     @torch.no_grad()
     def shown(self) -> dict[str, Any]:
         """The parameters as they are now."""
-        arrays = dict(baseline=self.log_baseline.exp(), branching=self.alpha())
-        values = {name: value.numpy() for name, value in arrays.items()}
-        return {**values, "c": float(self.log_c.exp()), "p": 1 + float(self.log_p.exp())}
+        p, c = self._decay()
+        return {
+            "baseline": self.log_baseline.exp().numpy(),
+            "branching": self.alpha().numpy(),
+            "c": float(c),
+            "p": float(p),
+        }
 
     @torch.no_grad()
     def alpha(self) -> Float[Tensor, "M M"]:
@@ -130,9 +135,13 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         """Half of the mean rate as baseline, a branching ratio of .3, and c of half a mean gap."""
         gaps = data.gaps
         time = float(data.exposed_times.sum())
-        gap = float(gaps.mean()) if len(gaps) and gaps.mean() > 0 else time / max(1, data.events)
-        self.log_baseline.copy_((mean_rates(data, self.marks) / 2).log())
-        self.log_branching.fill_(math.log(0.3 / self.marks.count))
+        gap = time / max(1, data.events)
+        if len(gaps) and gaps.mean() > 0:
+            gap = float(gaps.mean())
+        baseline = mean_rates(data, self.marks) / 2
+        even = 0.3 / self.marks.count
+        self.log_baseline.copy_(baseline.log())
+        self.log_branching.fill_(math.log(even))
         self.log_c.fill_(math.log(gap / 2))
         self.log_p.fill_(math.log(0.5))
         return []
@@ -144,60 +153,74 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         search = torch.optim.LBFGS(
             self.parameters(), max_iter=STEPS, history_size=20, line_search_fn="strong_wolfe"
         )
+        events = max(1, data.scored_events)
 
         def loss() -> Tensor:
             search.zero_grad()
-            total = sum((self.exact_log_likelihood(one).sum() for one in batches), torch.zeros(()))
-            value = -total / max(1, data.scored_events)
+            total = torch.zeros(())
+            for batch in batches:
+                total = total + self.exact_log_likelihood(batch).sum()
+            value = -total / events
             value.backward()
             return value
 
         search.step(loss)
-        shown = self.shown()
+        longest = float(data.durations.max())
         with torch.no_grad():
-            ratio = float(torch.linalg.eigvals(self.alpha()).abs().max())
-            p, c = 1 + self.log_p.exp(), self.log_c.exp()
-            error = omori.mixture_error(p, c, float(data.durations.max()))
+            eigenvalues = torch.linalg.eigvals(self.alpha())
+            ratio = float(eigenvalues.abs().max())
+            p, c = self._decay()
+            error = omori.mixture_error(p, c, longest)
         return [
-            f"branching ratio {ratio:.3g}, c {shown['c']:.4g}, p {shown['p']:.4g}; the mixture of "
+            f"branching ratio {ratio:.3g}, c {float(c):.4g}, p {float(p):.4g}; the mixture of "
             f"exponentials differs from the power law by at most {error:.1e} of it"
         ]
 
     def exact_log_likelihood(self, batch: Batch) -> Float[Tensor, " B"]:
         """The closed form over the scored time, with gradient."""
         history = self.encode(batch)
-        own = self.log_rates_at_events(history, batch) + log_exposure(batch)
+        rates = self.log_rates_at_events(history, batch)
+        own = rates + log_exposure(batch)
         events = torch.where(batch.scored, own, 0.0).sum(1)
         exposure = batch.scored_exposure
         if exposure is None:
-            gaps = self.closed_integral(history, batch.edges[:, :-1], batch.edges[:, 1:])
+            left = batch.edges[:, :-1]
+            right = batch.edges[:, 1:]
+            gaps = self.closed_integral(history, left, right)
             return events - gaps.sum((1, 2))
         left, right, seen = exposed_pieces(batch, exposure)
         found = self.closed_integral(history, left, right, seen).sum(2)
-        return events - (found * exposure.at(left)[..., 0]).sum(1)
+        observed = exposure.at(left)[..., 0]
+        exposed = found * observed
+        return events - exposed.sum(1)
 
     # ------------------------------------------------------------------ the verbs
 
     def encode(self, batch: Batch, before: PowerLawHistory | None = None) -> PowerLawHistory:
         """States at every position."""
         _, decays = self._mixture()
-        first = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([first, batch.times], 1)
-        fade = torch.exp(-decays * times.diff(dim=1)[..., None])[:, :, None]
-        own = nn.functional.one_hot(batch.marks, self.marks.count).to(decays)
-        own = torch.where(batch.valid[..., None], own, 0.0)
-        driven = own[..., None].expand(*own.shape, len(decays))
-        start = decays.new_zeros(len(times), 1, self.marks.count, len(decays))
+        begins = batch.start
+        first = begins[:, None]
+        start = decays.new_zeros(len(first), 1, self.marks.count, len(decays))
         if before is not None:
+            begins = before.start
+            first = before.times[:, -1:]
             start = before.states[:, -1:]
-            if driven.shape[1]:
-                head = driven[:, :1] + fade[:, :1] * start
-                driven = torch.cat([head, driven[:, 1:]], 1)
+        times = torch.cat([first, batch.times], 1)
+        gaps = times.diff(dim=1)
+        fade = torch.exp(-decays * gaps[..., None])
+        fade = fade[:, :, None]
+        own = self._one_hot(batch.marks, batch.valid)
+        driven = own.expand(*own.shape[:-1], len(decays))
+        if before is not None:
+            carried = fade[:, :1] * start
+            head = driven[:, :1] + carried
+            driven = torch.cat([head, driven[:, 1:]], 1)
         states = driven
         if driven.shape[1]:
             states = recur(fade.expand_as(driven), driven)
-        known = batch.start if before is None else before.start
-        return PowerLawHistory(times, known, batch.lengths, torch.cat([start, states], 1))
+        every = torch.cat([start, states], 1)
+        return PowerLawHistory(times, begins, batch.lengths, every)
 
     def extend(
         self,
@@ -212,10 +235,11 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         _, decays = self._mixture()
         last = history.latest()
-        at = torch.where(happened, time, last.times[:, 0])
-        own = nn.functional.one_hot(mark, self.marks.count).to(decays)
-        own = torch.where(happened[:, None], own, 0.0)[..., None]
-        fade = torch.exp(-decays * (at - last.times[:, 0])[:, None])[:, None]
+        before = last.times[:, 0]
+        at = torch.where(happened, time, before)
+        own = self._one_hot(mark, happened)
+        passed = (at - before)[:, None]
+        fade = torch.exp(-decays * passed)[:, None]
         new = fade * last.states[:, 0] + own
         return replace(last, times=at[:, None], states=new[:, None])
 
@@ -227,18 +251,20 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda of every type."""
         weights, decays = self._mixture()
-        anchor, states = _at(history, seen)
-        lag = (times - anchor[..., None])[..., None]
-        excited = torch.einsum("bgqj,bgnj->bgqn", torch.exp(-decays * lag) * weights, states)
-        return (self.log_baseline.exp() + excited @ self.log_branching.exp().T).log()
+        anchor, states = history.at_seen(seen, history.states)
+        lag = times - anchor[..., None]
+        fade = torch.exp(-decays * lag[..., None])
+        excited = torch.einsum("bgqj,bgnj->bgqn", fade * weights, states)
+        triggered = excited @ self.log_branching.exp().T
+        rate = self.log_baseline.exp() + triggered
+        return rate.log()
 
     def log_rates_at_events(self, history: PowerLawHistory, batch: Batch) -> Float[Tensor, "B N"]:
         """log lambda at every event, of its own type."""
         rows, events = batch.times.shape
         position = torch.arange(events).expand(rows, events)
-        return own_mark(
-            self.log_intensity(history, batch.times[..., None], position)[:, :, 0], batch.marks
-        )
+        logs = self.log_intensity(history, batch.times[..., None], position)
+        return own_mark(logs[:, :, 0], batch.marks)
 
     def closed_integral(
         self,
@@ -249,32 +275,44 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
     ) -> Float[Tensor, "B G M"]:
         """int_a^b per type."""
         weights, decays = self._mixture()
-        anchor, states = _at(history, seen)
-        began = torch.exp(-decays * (a - anchor)[..., None])
-        passed = -torch.expm1(-decays * (b - a)[..., None]) * (weights / decays)
+        anchor, states = history.at_seen(seen, history.states)
+        lag = (a - anchor)[..., None]
+        duration = (b - a)[..., None]
+        began = torch.exp(-decays * lag)
+        masses = weights / decays
+        passed = -torch.expm1(-decays * duration) * masses
         excited = torch.einsum("bgj,bgnj->bgn", began * passed, states)
-        return (b - a)[..., None] * self.log_baseline.exp() + excited @ self.log_branching.exp().T
+        triggered = excited @ self.log_branching.exp().T
+        return duration * self.log_baseline.exp() + triggered
 
     @torch.no_grad()
     def shortest_time(self, history: PowerLawHistory) -> Float[Tensor, " B"]:
         """c."""
-        return torch.full_like(history.start, float(self.log_c.exp()))
+        _, c = self._decay()
+        return torch.full_like(history.start, float(c))
 
     def upper_bound(
         self, history: PowerLawHistory, a: Float[Tensor, " B"], b: Float[Tensor, " B"]
     ) -> Float[Tensor, " B"]:
         """The rate at a: it decays while nothing happens."""
-        logs = self.log_intensity(history, a[:, None, None], history.lengths[:, None])
-        return logs.exp().sum((1, 2, 3)) * (1 + 1e-12)
+        times = a[:, None, None]
+        seen = history.lengths[:, None]
+        rates = self.log_intensity(history, times, seen).exp()
+        return rates.sum((1, 2, 3)) * (1 + 1e-12)
+
+    def _decay(self) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+        """p and c."""
+        return 1 + self.log_p.exp(), self.log_c.exp()
 
     def _mixture(self) -> tuple[Float[Tensor, " J"], Float[Tensor, " J"]]:
-        return omori.mixture(1 + self.log_p.exp(), self.log_c.exp())
+        """Weights and decays of the exponentials that g is a mixture of."""
+        p, c = self._decay()
+        return omori.mixture(p, c)
 
-
-def _at(
-    h: PowerLawHistory, seen: Int[Tensor, "B G"] | None
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M J"]]:
-    if seen is None:
-        return h.times, h.states
-    row = torch.arange(len(seen))[:, None]
-    return h.times[row, seen], h.states[row, seen]
+    def _one_hot(
+        self, marks: Int[Tensor, "*S"], happened: Bool[Tensor, "*S"]
+    ) -> Float[Tensor, "*S M 1"]:
+        """1 at the type of every event that happened."""
+        own = nn.functional.one_hot(marks, self.marks.count).to(self.log_baseline)
+        own = torch.where(happened[..., None], own, 0.0)
+        return own[..., None]

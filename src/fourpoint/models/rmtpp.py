@@ -237,7 +237,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
         seen: Int[Tensor, "B G"] | None = None,
     ) -> Float[Tensor, "B G Q M"]:
         """log lambda per mark: a straight line in the time since the last event."""
-        anchor, level = _at(history, seen)
+        anchor, level = history.at_seen(seen, history.level)
         lag = ((times - anchor[..., None]) / self.time_scale).to(level)
         at_event = level - self.time_scale.log().to(level)
         trend = self.time_weight * lag
@@ -255,7 +255,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
 
         With a gradient it is infinite there instead: training then says at which step.
         """
-        anchor, level = _at(history, seen)
+        anchor, level = history.at_seen(seen, history.level)
         lag = (a - anchor) / self.time_scale
         width = (b - a) / self.time_scale
         mean = _LogMeanExp.apply(self.time_weight * width)
@@ -505,16 +505,6 @@ def _last(
         history.state[row, history.lengths],
         history.level[row, history.lengths],
     )
-
-
-def _at(
-    history: RMTPPHistory,
-    seen: Int[Tensor, "B G"] | None,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-    if seen is None:
-        return history.times, history.level
-    row = torch.arange(len(seen), device=seen.device)[:, None]
-    return history.times[row, seen], history.level[row, seen]
 
 
 def _log1p_over(x: Tensor) -> Tensor:

@@ -61,22 +61,24 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
         left: Floats = np.zeros(1)
         tables = None
     else:
-        by_interval = curves.cubics.double().cpu().numpy()  # (J, curves, 4)
+        by_interval = _array(curves.cubics)  # (J, curves, 4)
         intervals = len(by_interval)
         cell = float(baseline.length) / intervals
-        left = cell * np.arange(intervals + 1, dtype=np.float64)
+        number = np.arange(intervals + 1, dtype=np.float64)
+        left = cell * number
         end = np.zeros_like(by_interval[:1])
         end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
-        scaled = by_interval / cell ** np.arange(4)
+        powers = cell ** np.arange(4)
+        scaled = by_interval / powers
         tables = np.concatenate([scaled, end])
     outside = np.zeros((len(left), M, 4))
     inside = np.zeros((len(left), M, 4))
     if tables is not None and baseline.splined_base:
         outside += tables[:, :M]
     else:
-        outside[:, :, 0] = baseline.log_base.double().cpu().numpy()[:, 0]
+        outside[:, :, 0] = _array(baseline.log_base)[:, 0]
     if baseline.bias is not None:
-        inside[:, :, 0] = baseline.bias.double().cpu().numpy()
+        inside[:, :, 0] = _array(baseline.bias)
     if tables is not None and baseline.splined_drift:
         inside += tables[:, -M:]
     return Cubics(left, outside, inside)
@@ -85,8 +87,13 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
 def constant_cubics(log_rate: torch.Tensor) -> Cubics:
     """A constant rate per mark, (M,)."""
     outside = np.zeros((1, len(log_rate), 4))
-    outside[0, :, 0] = log_rate.detach().double().cpu().numpy()
-    return Cubics(np.zeros(1), outside, np.zeros_like(outside))
+    outside[0, :, 0] = _array(log_rate)
+    inside = np.zeros_like(outside)
+    return Cubics(np.zeros(1), outside, inside)
+
+
+def _array(x: torch.Tensor) -> Floats:
+    return x.detach().double().cpu().numpy()
 
 
 def pieces_until(
@@ -119,13 +126,18 @@ def pieces_until(
     keys = np.stack([own, start, low, high, origin])
     _, shown, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     chosen = None if context is None else context.select(torch.from_numpy(shown))
+    steps = None
+    if effects.spec.covariates and chosen is not None and chosen.covariates is not None:
+        steps = chosen.covariates.times.cpu().numpy()
     lefts = []
     for place, row in enumerate(shown.tolist()):
-        cuts = [effect_cuts(effects.spec, low[row], high[row], origin[row])]
-        cuts.append(start[row] + cubics.left)
-        if effects.spec.covariates and chosen is not None and chosen.covariates is not None:
-            cuts.append(chosen.covariates.times[place].cpu().numpy())
-        lefts.append(_between(np.concatenate(cuts), low[row], high[row]))
+        of_calendar = effect_cuts(effects.spec, low[row], high[row], origin[row])
+        of_baseline = start[row] + cubics.left
+        cuts = [of_calendar, of_baseline]
+        if steps is not None:
+            cuts.append(steps[place])
+        every = np.concatenate(cuts)
+        lefts.append(_between(every, low[row], high[row]))
     added = _effects(effects, lefts, high[shown], chosen)
     sets = []
     for row, left, curves in zip(shown.tolist(), lefts, added, strict=True):
@@ -149,29 +161,35 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
             steps.append((spec.trend[1], spec.trend[0]))
         else:
             term = PERIODIC[name]
-            steps.append((term.period / term.intervals, term.origin))
+            length = term.period / term.intervals
+            steps.append((length, term.origin))
     first = origin + low * spec.seconds
     last = origin + high * spec.seconds
     starts, offsets = zone_offsets(spec.zone)
-    changes = starts[(starts > first) & (starts < last)]
+    inside = (starts > first) & (starts < last)
+    changes = starts[inside]
     edges = [float(first), *changes.tolist(), float(last)]
     found = [changes]
     for a, b in itertools.pairwise(edges):
         shift = offset_at(starts, offsets, a)
         for step, phase in steps:
-            lowest = math.ceil((a + shift - phase) / step)
-            highest = math.floor((b + shift - phase) / step)
+            begin = (a + shift - phase) / step
+            end = (b + shift - phase) / step
+            lowest = math.ceil(begin)
+            highest = math.floor(end)
             grid = np.arange(lowest, highest + 1)
             found.append(grid * step + phase - shift)
-    seconds = np.concatenate(found)
-    return np.asarray((seconds - origin) / spec.seconds)
+    seconds = np.concatenate(found) - origin
+    return np.asarray(seconds / spec.seconds)
 
 
 def _between(cuts: Floats, low: float, high: float) -> Floats:
     """Left ends of pieces from ``low`` on, without those that rounding has doubled."""
-    inside = np.unique(cuts[(cuts > low) & (cuts < high)])
-    left = np.concatenate([[low], inside])
-    long_enough = np.diff(left, prepend=-np.inf) > SHORTEST * (high - low)
+    inside = (cuts > low) & (cuts < high)
+    left = np.append(low, np.unique(cuts[inside]))
+    shortest = SHORTEST * (high - low)
+    lengths = np.diff(left, prepend=-np.inf)
+    long_enough = lengths > shortest
     return np.asarray(left[long_enough])
 
 
@@ -184,7 +202,8 @@ def _effects(
 ) -> list[Floats]:
     """The effects on the pieces of each set, (P, R, 4), from four values on every piece."""
     longest = max(len(left) for left in lefts)
-    padded, widths = [], []
+    padded = []
+    widths = []
     for left, end in zip(lefts, high.tolist(), strict=True):
         missing = (0, longest - len(left))
         width = np.diff(left, append=end)
@@ -193,10 +212,12 @@ def _effects(
     begin = np.stack(padded)[..., None]
     width = np.stack(widths)[..., None]
     times = begin + width * PLACES
-    values = effects.values(torch.from_numpy(times), context, torch.float64).cpu().numpy()
-    to_powers = np.linalg.inv(PLACES[:, None] ** np.arange(4))
-    found = np.einsum("nq,spqr->sprn", to_powers, values)
-    found /= width[..., None] ** np.arange(4)
+    values = effects.values(torch.from_numpy(times), context, torch.float64)
+    power = np.arange(4)
+    to_values = PLACES[:, None] ** power
+    to_powers = np.linalg.inv(to_values)
+    found = np.einsum("nq,spqr->sprn", to_powers, values.cpu().numpy())
+    found /= width[..., None] ** power
     return [own[: len(left)] for own, left in zip(found, lefts, strict=True)]
 
 
@@ -204,12 +225,12 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
     """The curves on pieces that begin at ``since``, none of which has one of the old ends
     inside.
     """
-    ends = np.append(since[1:], since[-1] + 1.0)
-    middle = (since + ends) / 2
-    middle[-1] = since[-1]
+    middle = since.copy()
+    middle[:-1] = (since[:-1] + since[1:]) / 2
     place = np.searchsorted(cubics.left, middle, side="right") - 1
     piece = np.maximum(place, 0)
-    d = (since - cubics.left[piece])[:, None]
+    shift = since - cubics.left[piece]
+    d = shift[:, None]
     outside = _shifted(cubics.outside[piece], d)
     inside = _shifted(cubics.inside[piece], d)
     return Cubics(since, outside, inside)
@@ -217,10 +238,14 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
 
 def _shifted(table: Floats, d: Floats) -> Floats:
     """The coefficients of the same cubics in powers of the time less ``d``."""
-    c0, c1, c2, c3 = (table[..., k] for k in range(4))
-    value = c0 + d * (c1 + d * (c2 + d * c3))
-    first = c1 + d * (2 * c2 + 3 * d * c3)
-    second = c2 + 3 * d * c3
+    c0, c1, c2, c3 = np.moveaxis(table, -1, 0)
+    quadratic = c2 + d * c3
+    linear = c1 + d * quadratic
+    value = c0 + d * linear
+    cubic = 3 * d * c3
+    slope = 2 * c2 + cubic
+    first = c1 + d * slope
+    second = c2 + cubic
     return np.stack([value, first, second, c3], -1)
 
 
@@ -259,21 +284,25 @@ def largest_values(cubics: Floats, widths: Floats) -> Floats:
     width = np.where(endless, 0.0, widths[:, None])
     c0, c1, c2, c3 = (cubics[..., k] * width**k for k in range(4))
     second = c0 + c1 / 3
-    third = c0 + (2 * c1 + c2) / 3
+    weighted = 2 * c1 + c2
+    third = c0 + weighted / 3
     last = c0 + c1 + c2 + c3
     points = np.stack([c0, second, third, last])
-    rising = endless & (cubics[..., 1:] != 0).any(-1)
-    return np.asarray(np.where(rising, np.inf, points.max(0)))
+    slopes = cubics[..., 1:]
+    moving = (slopes != 0).any(-1)
+    rising = endless & moving
+    bounds = np.where(rising, np.inf, points.max(0))
+    return np.asarray(bounds)
 
 
 def exposure_of(batch: Batch) -> Exposure:
     """The exposure of every row, 1 where none is known."""
     rows = len(batch.start)
+    row = np.arange(rows + 1)
     context = batch.context
     if context is None or context.exposure is None:
-        return Exposure(np.arange(rows + 1), np.zeros(rows), np.ones(rows))
+        return Exposure(row, np.zeros(rows), np.ones(rows))
     times = context.exposure.times.cpu().numpy()
     values = context.exposure.values[..., 0].cpu().numpy()
-    values = np.ascontiguousarray(values)
-    first = np.arange(rows + 1) * times.shape[1]
+    first = row * times.shape[1]
     return Exposure(first, times.ravel(), values.ravel())

@@ -268,7 +268,7 @@ def _sequence(
     if features is not None:
         features = features[kept]
     if scored_from is not None:
-        given = Context() if context is None else context
+        given = context or Context()
         begin = max(scored_from, track.begin) - track.shift
         context = Context(given.origin, np.array([begin]), given.covariates, given.exposure)
     return Sequence(

@@ -332,7 +332,9 @@ class NeuralTask(NamedTuple):
 def fit_neural(task: NeuralTask) -> PointProcess:
     """A neural model with the effects of calendar and covariates, fitted."""
     build = MODELS[task.name]
-    settings = {"seed": task.seed} if "seed" in parameters(build) else {}
+    settings = {}
+    if "seed" in parameters(build):
+        settings["seed"] = task.seed
     model: PointProcess = build(marks=task.marks, **settings)
     if task.effects is not None and model.effect_curves:
         model.add_effects(task.effects)
@@ -374,11 +376,12 @@ def _ladder(
     # Half of what the pilot took is assumed not to grow with the events: terms of the calendar cost
     # the same however many there are.
     times = 2 * FIRST_SHARE * clock.left / (MARGIN * seconds) - 1
-    affordable = times * pilot.raw.scored_events
+    piloted = pilot.raw.scored_events
+    affordable = times * piloted
     if affordable >= total:
         return _Ladder(data, names, calendar, outages, seed, clock)
     ladder = pilot
-    if affordable > 2 * pilot.raw.scored_events:
+    if affordable > 2 * piloted:
         some = _latest(data, int(affordable), seed)
         ladder = _Ladder(some, names, fixed, outages, seed, clock)
     compared = ladder.raw.scored_events
@@ -398,12 +401,20 @@ def _latest(data: Dataset, most: int, seed: int) -> Dataset:
     return some
 
 
+def _names(given: str | Sequence[str]) -> list[str]:
+    """Names as a list, or as text with commas between them."""
+    if isinstance(given, str):
+        given = given.split(",")
+    stripped = [name.strip() for name in given]
+    return [name for name in stripped if name]
+
+
 def _checked_models(models: str | Sequence[str]) -> tuple[str, ...]:
-    names = models.split(",") if isinstance(models, str) else list(models)
-    names = [name.strip() for name in names if name.strip()]
+    names = _names(models)
     for name in names:
         if name not in LADDER:
-            raise UserError(f"models among {', '.join(LADDER)}", repr(name), "Choose among these.")
+            known = ", ".join(LADDER)
+            raise UserError(f"models among {known}", repr(name), "Choose among these.")
     return tuple(name for name in LADDER if name in names)
 
 
@@ -431,7 +442,8 @@ class _Clock:
     def load(self) -> float:
         """How many times longer than on an idle machine the work took so far; at least 1."""
         wall = self.now() - self.from_now
-        return max(1.0, wall / max(self.worked() - self.from_worked, 0.05))
+        worked = self.worked() - self.from_worked
+        return max(1.0, wall / max(worked, 0.05))
 
     @property
     def elapsed(self) -> float:
@@ -489,9 +501,8 @@ class _Ladder:
         self.names = names
         self.seed = seed
         self.clock = clock
-        self.jobs: int | None = (
-            None  # processes, or the address of a Ray cluster, for neural models
-        )
+        # Processes, or the address of a Ray cluster, for neural models.
+        self.jobs: int | None = None
         self.ray: str | None = None
         self.notes: list[str] = []
         self.unit = data.unit
@@ -557,7 +568,7 @@ class _Ladder:
             # A window is taken as a day of the calendar: the periodic spline of the day then has
             # the length of the window as its period.
             self.seconds = DAY / float(data.durations[0])
-            known = Context() if data.context is None else data.context
+            known = data.context or Context()
             origin = -data.starts * self.seconds
             data = replace(data, unit="seconds", context=replace(known, origin=origin))
         return data
@@ -568,8 +579,7 @@ class _Ladder:
 
     def _terms(self, calendar: str | Sequence[str]) -> list[str]:
         """The terms of the calendar."""
-        names = calendar.split(",") if isinstance(calendar, str) else list(calendar)
-        names = [name.strip() for name in names if name.strip()]
+        names = _names(calendar)
         if names == [NONE]:
             return []
         if names != [AUTO]:
@@ -590,8 +600,9 @@ class _Ladder:
 
     def climb(self) -> Comparison:
         """Fit and score everything, and draw conclusions."""
-        neural = any(name in self.names for name in NEURAL_SHARES)
-        limit = (CLOSED_SHARE if neural else 1.0) * self.clock.budget
+        limit = self.clock.budget
+        if any(name in self.names for name in NEURAL_SHARES):
+            limit *= CLOSED_SHARE
         self.first_fold()
         while self.done < len(self.folds):
             if self.clock.elapsed + MARGIN * self.slowest > limit:
@@ -616,20 +627,22 @@ class _Ladder:
         self.clock.doing = f"closed forms, fold {k + 1} of {len(self.folds)}"
         before = self.clock.elapsed
         self._closed_forms(k, self.folds[k])
-        self.slowest = max(self.slowest, self.clock.elapsed - before)
+        seconds = self.clock.elapsed - before
+        self.slowest = max(self.slowest, seconds)
         self.done = k + 1
 
     def _closed_forms(self, k: int, fold: Fold) -> None:
-        calm = constant = self._fitted(Poisson(fold.train.marks), None, fold.train)
-        best = fold.scores(constant)
+        marks = fold.train.marks
+        calm = self._fitted(Poisson(marks), None, fold.train)
+        best = fold.scores(calm)
         self._add(CONSTANT, "poisson", k, best.total)
         if self.rhythm is not None:
             name = CALENDAR if self.dated else TIME
-            rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
+            rhythm = self._fitted(Poisson(marks), self.rhythm, fold.train)
             found = fold.scores(rhythm)
             if k == 0 and TREND in self.terms and _worse(found, best):
                 self._leave_out_trend()
-                rhythm = self._fitted(Poisson(fold.train.marks), self.rhythm, fold.train)
+                rhythm = self._fitted(Poisson(marks), self.rhythm, fold.train)
                 found = fold.scores(rhythm)
             self._add(name, "poisson", k, found.total)
             if k == 0 and _worse(found, best):
@@ -639,23 +652,23 @@ class _Ladder:
                 later = self._effects(covariates=True, calendar=False)
                 self.whole = None if later.empty else later
             if not self.harmful:
-                best, calm = found, rhythm
+                best = found
+                calm = rhythm
         elif self.dated:  # too short a log for any rhythm: the step exists, and gains nothing
             self._add(CALENDAR, "poisson", k, best.total)
-        covariates = self.whole is not None and bool(self.whole.covariates)
-        if covariates:
-            model = self._fitted(Poisson(fold.train.marks), self.whole, fold.train)
-            best = fold.scores(model)
+        if self.whole is not None and self.whole.covariates:
+            calm = self._fitted(Poisson(marks), self.whole, fold.train)
+            best = fold.scores(calm)
             self._add(COVARIATES, "poisson", k, best.total)
-            calm = model
         found_days = fold.by_day(calm)
         if found_days is not None:
             self.days[k] = found_days
         past = "hawkes" in self.names or self.dated
         # Rates that differ between sequences look like excitation, which is never judged without.
         if ("frailty" in self.names or past) and len(fold.test) >= SOME_SEQUENCES:
-            differing = self._fitted(Frailty(fold.train.marks), self.whole, fold.train)
-            self._add(FRAILTY, "frailty", k, fold.scores(differing).total)
+            differing = self._fitted(Frailty(marks), self.whole, fold.train)
+            scores = fold.scores(differing)
+            self._add(FRAILTY, "frailty", k, scores.total)
         if past:
             self._excitation(k, fold, best)
 
@@ -670,41 +683,46 @@ class _Ladder:
         """A Hawkes process; of several types it has those of its baseline, independently of what
         the past events were, and the table of who excites whom is a step of its own.
         """
-        types = fold.train.marks.count
+        marks = fold.train.marks
+        types = marks.count
         before = self.clock.elapsed
         if types == 1:
-            model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
-            excited, simple = fold.scores(model), best
+            model = self._fitted(Hawkes(marks), self.whole, fold.train)
+            excited = fold.scores(model)
+            simple = best
         else:
-            pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
+            pooled = _pooled(fold)
             poisson = self._fitted(Poisson(), self.whole, pooled.train)
             model = self._fitted(Hawkes(), self.whole, pooled.train)
             excited = pooled.scores(model)
             simple = pooled.scores(poisson)
+        total = best.total + excited.total - simple.total
         self.beyond_pooled[k] = best.total - simple.total
-        self._add(EXCITATION, "hawkes", k, best.total + excited.total - simple.total)
+        self._add(EXCITATION, "hawkes", k, total)
         self.evidence.append(excited.first_order(simple))
-        blocks = np.arange(len(fold.events))
-        self.excited_days[k] = Days(excited.integral, fold.events.astype(np.int64), blocks)
+        self.excited_days[k] = _blocks(fold, excited)
         self.found.append(Excitation.of(model))
-        size = 1 if self.whole is None else 1 + _size(self.whole)
-        small = size * types + types**2 + 1 <= LARGEST_INFORMATION
+        size = 1
+        if self.whole is not None:
+            size += _size(self.whole)
+        parameters = size * types + types**2 + 1
         self.excitation_seconds = self.clock.elapsed - before
         self._slow_excitation(k, best, excited, simple)
         if types == 1 or "hawkes" not in self.names:
             return
         expected = CROSS_COST * types * self.excitation_seconds
-        if self.clock.left < expected and (k == 0 or CROSS in self.rungs):
-            self._note("the time budget is too short for a table of which type excites which")
-            return
         if k > 0 and CROSS not in self.rungs:
             return
-        if types > MOST_TYPES or not small:
+        if self.clock.left < expected:
+            self._note("the time budget is too short for a table of which type excites which")
+            return
+        if types > MOST_TYPES or parameters > LARGEST_INFORMATION:
             self._note(f"{types} types are too many for a table of which type excites which")
             return
         before = self.clock.elapsed
-        model = self._fitted(Hawkes(fold.train.marks), self.whole, fold.train)
-        self._add(CROSS, "hawkes", k, fold.scores(model).total)
+        model = self._fitted(Hawkes(marks), self.whole, fold.train)
+        scores = fold.scores(model)
+        self._add(CROSS, "hawkes", k, scores.total)
         self.cross_seconds = self.clock.elapsed - before
 
     def _slow_excitation(self, k: int, best: Scores, excited: Scores, simple: Scores) -> None:
@@ -719,16 +737,17 @@ class _Ladder:
             self._note("the time budget is too short for excitation that decays slowly")
             return
         fold = self.featured[k]
-        pooled = replace(fold, train=one_type(fold.train), test=one_type(fold.test))
+        pooled = _pooled(fold)
         model = Hawkes(exponentials=EXPONENTIALS)
         if self.features is not None:
             model.add_event_features(pooled.train)
-        scores = pooled.scores(self._fitted(model, self.whole, pooled.train))
+        fitted = self._fitted(model, self.whole, pooled.train)
+        scores = pooled.scores(fitted)
         if k == 0 and _worse(scores, excited):
             return
-        self._add(SLOW, "hawkes", k, best.total + scores.total - simple.total)
-        blocks = np.arange(len(fold.events))
-        self.slow_days[k] = Days(scores.integral, fold.events.astype(np.int64), blocks)
+        total = best.total + scores.total - simple.total
+        self._add(SLOW, "hawkes", k, total)
+        self.slow_days[k] = _blocks(fold, scores)
         self.found_slow[k] = Excitation.of(model)
 
     def _neural(self) -> None:
@@ -741,7 +760,8 @@ class _Ladder:
         for n, name in enumerate(asked):
             rest = sum(NEURAL_SHARES[other] for other in asked[n:])
             seconds = 0.97 * self.clock.left * NEURAL_SHARES[name] / rest
-            needed = overrun * (LEAST_SECONDS * self.clock.load + self._start_seconds())
+            training = LEAST_SECONDS * self.clock.load
+            needed = overrun * (training + self._start_seconds())
             if seconds < needed:
                 self._note(
                     f"{name} is left out: {max(seconds, 0.0):.0f} s of the time budget were left "
@@ -751,7 +771,8 @@ class _Ladder:
             self.clock.doing = name
             before = self.clock.elapsed
             self._train(name, seconds)
-            overrun = max(overrun, (self.clock.elapsed - before) / seconds)
+            taken = self.clock.elapsed - before
+            overrun = max(overrun, taken / seconds)
 
     def _start_seconds(self) -> float:
         """What the start of a neural model is expected to take: it is the fit of a Hawkes process
@@ -760,48 +781,63 @@ class _Ladder:
         if self.cross_seconds:
             return self.cross_seconds
         types = self.raw.marks.count
-        return (CROSS_COST * types if types > 1 else 1.0) * self.excitation_seconds
+        if types == 1:
+            return self.excitation_seconds
+        return CROSS_COST * types * self.excitation_seconds
 
     def _train(self, name: str, seconds: float) -> None:
         until = self.clock.elapsed + seconds
-        model = fit_neural(self._neural_task(name, (1 - SCORING) * seconds))
+        fitting = (1 - SCORING) * seconds
+        model = fit_neural(self._neural_task(name, fitting))
         self.clock.doing = f"scoring {name}"
-        self._add(name, name, 0, self._scored_until(model, until))
+        scores = self._scored_until(model, until)
+        self._add(name, name, 0, scores)
 
     def _neural_task(self, name: str, seconds: float) -> NeuralTask:
-        raw = folds_of(self.raw, self.seed)[0] if self.raw is not self.shown else self.folds[0]
-        return NeuralTask(name, raw.train, self.raw.marks, self.whole, self.seed, seconds)
+        first = self.folds[0]
+        if self.raw is not self.shown:
+            first = folds_of(self.raw, self.seed)[0]
+        return NeuralTask(name, first.train, self.raw.marks, self.whole, self.seed, seconds)
 
     def _train_at_once(self, names: list[str]) -> None:
         """Fit neural models at the same time, and score them one after the other."""
         seconds = 0.97 * self.clock.left
+        listed = " and ".join(names)
         if seconds < LEAST_SECONDS + self._start_seconds():
-            self._note(f"{' and '.join(names)} are left out: {max(seconds, 0.0):.0f} s are left")
+            self._note(f"{listed} are left out: {max(seconds, 0.0):.0f} s are left")
             return
-        self.clock.doing = " and ".join(names)
+        self.clock.doing = listed
         fitting = (1 - SCORING) * seconds
         tasks = [self._neural_task(name, fitting) for name in names]
-        with open_executor(
-            Numbered(fit_neural), jobs=self.jobs or len(names), ray=self.ray
-        ) as executor:
+        work = Numbered(fit_neural)
+        jobs = self.jobs or len(names)
+        with open_executor(work, jobs=jobs, ray=self.ray) as executor:
             models = list(run_all(executor, tasks))
-        for n, (name, model) in enumerate(zip(names, models, strict=True)):
+        waiting = len(names)
+        for name, model in zip(names, models, strict=True):
             self.clock.doing = f"scoring {name}"
-            share = self.clock.left / (len(names) - n)
-            self._add(name, name, 0, self._scored_until(model, self.clock.elapsed + share))
+            share = self.clock.left / waiting
+            waiting -= 1
+            scores = self._scored_until(model, self.clock.elapsed + share)
+            self._add(name, name, 0, scores)
 
     def _scored_until(self, model: PointProcess, until: float) -> Floats:
         """Scores of units of the first fold: of a few, which says what an event costs, and of as
         many as the time ``until`` then allows.
         """
+        first = self.folds[0]
         before = self.clock.elapsed
-        part, kept = self.folds[0].beginning(FEWEST_SCORED)
+        part, kept = first.beginning(FEWEST_SCORED)
         found = part.scores(model).total
-        each = (self.clock.elapsed - before) / max(float(part.events.sum()), 1.0)
-        affordable = (until - self.clock.elapsed) / max(MARGIN * each, 1e-9)
-        more, more_kept = self.folds[0].beginning(int(min(MOST_SCORED, max(affordable, 1.0))))
+        now = self.clock.elapsed
+        events = max(float(part.events.sum()), 1.0)
+        each = max(MARGIN * (now - before) / events, 1e-9)
+        affordable = max((until - now) / each, 1.0)
+        most = min(MOST_SCORED, affordable)
+        more, more_kept = first.beginning(int(most))
         if more_kept.sum() > kept.sum():
-            found, kept = more.scores(model).total, more_kept
+            found = more.scores(model).total
+            kept = more_kept
         scores = np.full(len(kept), np.nan)
         scores[kept] = found
         return scores
@@ -813,7 +849,8 @@ class _Ladder:
         return model
 
     def _add(self, name: str, model: str, k: int, scores: Floats) -> None:
-        self.rungs.setdefault(name, _Rung(name, model)).scores[k] = scores
+        rung = self.rungs.setdefault(name, _Rung(name, model))
+        rung.scores[k] = scores
 
     def _note(self, text: str) -> None:
         if text not in self.notes:
@@ -823,9 +860,13 @@ class _Ladder:
 
     def _gain(self, later: _Rung, earlier: _Rung) -> Gain:
         """The gain on the units that both were scored on."""
-        common = sorted(set(later.scores) & set(earlier.scores))
-        differences = np.concatenate([later.scores[k] - earlier.scores[k] for k in common])
-        events = np.concatenate([self.folds[k].events for k in common])
+        gained = []
+        counted = []
+        for k in sorted(later.scores.keys() & earlier.scores.keys()):
+            gained.append(later.scores[k] - earlier.scores[k])
+            counted.append(self.folds[k].events)
+        differences = np.concatenate(gained)
+        events = np.concatenate(counted)
         both = np.isfinite(differences)
         return paired_gain(differences[both], events[both], self.seed)
 
@@ -875,23 +916,31 @@ class _Ladder:
         explain much without a narrow interval.
         """
         gain = self._gain(later, earlier)
-        return gain.mean > max(MATTERS, (gain.mean - gain.low) / NORMAL)
+        standard_error = (gain.mean - gain.low) / NORMAL
+        return gain.mean > max(MATTERS, standard_error)
 
     def _excitation_within_days(self, shape: float) -> _Rung | None:
         """Whether excitation remains where the expected level of every day is a known factor, and
         how much of it. Returns the step of this excitation with the level of each held-out day
         known from its events so far; None unless all folds are scored.
         """
-        levels = [
-            (own.days, (shape + days.observed) / (shape + days.expected))
-            for own, days in ((self.folds[k], self.days[k]) for k in sorted(self.days))
-        ]
+        levels = []
+        observed = []
+        factors = []
+        for k in sorted(self.days):
+            days = self.days[k]
+            factor = (shape + days.observed) / (shape + days.expected)
+            levels.append((self.folds[k].days, factor))
+            observed.append(days.observed)
+            factors.append(factor)
         # Levels multiply the whole rate, and so the ratio of a process that has them as a factor.
-        observed = np.concatenate([self.days[k].observed for k in sorted(self.days)])
-        busy = float(np.average(np.concatenate([own for _, own in levels]), weights=observed))
+        weights = np.concatenate(observed)
+        busy = float(np.average(np.concatenate(factors), weights=weights))
         self.clock.doing = "excitation within days"
         found: list[Excitation] = []
-        gained, events, evidence = [], [], []
+        gained = []
+        events = []
+        evidence = []
         slowest = 0.0
         step = _Rung(DAYS, "hawkes")
         own_days: dict[int, Days] = {}
@@ -900,29 +949,33 @@ class _Ladder:
             # Folds come from the end of the log: the levels of its last days are known.
             first = self.folds[min(self.days)].days
             assert first is not None
-            data = between(data, np.array([ends[0] for ends in first]), data.stops)
+            low = np.array([ends[0] for ends in first])
+            data = between(data, low, data.stops)
         for k, fold in enumerate(folds_of(with_levels(data, levels), self.seed)):
             before = self.clock.elapsed
             if found and before + MARGIN * slowest > self.clock.budget:
                 break
             poisson = self._fitted(Poisson(), self.whole, fold.train)
             hawkes = self._fitted(Hawkes(), self.whole, fold.train)
-            excited, simple = fold.scores(hawkes), fold.scores(poisson)
+            excited = fold.scores(hawkes)
+            simple = fold.scores(poisson)
             gained.append(excited.total - simple.total)
             events.append(fold.events)
             evidence.append(excited.first_order(simple))
             one = Excitation.of(hawkes)
             found.append(one._replace(share=busy * one.share))
             if self.done == len(self.folds):
-                unknown = replace(self.folds[k], test=one_type(self.folds[k].test))
+                own = self.folds[k]
+                unknown = replace(own, test=one_type(own.test))
                 scores = unknown.scores(hawkes)
                 step.scores[k] = scores.total + self.beyond_pooled[k]
-                blocks = np.arange(len(fold.events))
-                own_days[k] = Days(scores.integral, fold.events.astype(np.int64), blocks)
-            slowest = max(slowest, self.clock.elapsed - before)
+                own_days[k] = _blocks(fold, scores)
+            seconds = self.clock.elapsed - before
+            slowest = max(slowest, seconds)
         gain = paired_gain(np.concatenate(gained), np.concatenate(events), self.seed)
         branching = float(np.median([one.share for one in found]))
-        strong = z_score(np.concatenate(evidence)) > EVIDENCE and branching > TRIGGERED
+        score = z_score(np.concatenate(evidence))
+        strong = score > EVIDENCE and branching > TRIGGERED
         if strong or (gain.clear and gain.mean > MATTERS):
             self.within_days = True
             self.found_within_days = found
@@ -939,7 +992,8 @@ class _Ladder:
         events = np.concatenate([fold.events for fold in self.folds[: self.done]])
         held_out = float(events.sum())
         first = rungs[0]
-        nats = sum(float(scores.sum()) for scores in first.scores.values()) / max(held_out, 1.0)
+        total = sum(float(scores.sum()) for scores in first.scores.values())
+        nats = total / max(held_out, 1.0)
         steps = [Step(first.name, first.model, nats, 0.0, 0.0, 0.0)]
         for n, later in enumerate(rungs[1:]):
             before = 0 if n == 1 and self.harmful else n
@@ -949,7 +1003,9 @@ class _Ladder:
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
         excitation = list(self.found_slow.values()) if slow else self.found
-        branching, lag, lags = 0.0, math.nan, (math.nan, math.nan)
+        branching = 0.0
+        lag = math.nan
+        lags = (math.nan, math.nan)
         if excitation:
             branching = float(np.median([one.share for one in excitation]))
             lag = float(np.median([one.lag for one in excitation]))
@@ -957,9 +1013,12 @@ class _Ladder:
                 half, most = np.median([one.lags for one in excitation], axis=0)
                 lags = float(half), float(most)
             self._tell_of_doubles(branching, lag)
-        evidence = z_score(np.concatenate(self.evidence)) if self.evidence else 0.0
+        evidence = 0.0
+        if self.evidence:
+            evidence = z_score(np.concatenate(self.evidence))
         few = self.folds[0].edges is None
         variation, error = local_variation(self.shown)
+        clearly_regular = variation < 1 - CLEARLY * error
         return Comparison(
             tuple(steps),
             self._recommended(rungs),
@@ -977,7 +1036,7 @@ class _Ladder:
             tuple(self.notes),
             self.harmful,
             variation,
-            variation < REGULAR and variation < 1 - CLEARLY * error,
+            variation < REGULAR and clearly_regular,
             self.day_level,
             slow,
             lags,
@@ -985,8 +1044,11 @@ class _Ladder:
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
         """Say that events which follow within the timestamp resolution may be the same ones."""
-        gaps = self.raw.gaps[self.raw.gaps > 0]
-        width = timestamp_resolution(gaps) if len(gaps) else 0.0
+        gaps = self.raw.gaps
+        positive = gaps[gaps > 0]
+        width = 0.0
+        if len(positive):
+            width = timestamp_resolution(positive)
         if branching > TRIGGERED and lag < width:
             self.notes.append(
                 "events follow earlier ones within the resolution of timestamps, "
@@ -1042,21 +1104,41 @@ class Excitation(NamedTuple):
         parts = model.estimates["branching"].reshape(-1)
         weights = parts / parts.sum()
         share = float(model.mean_branching.sum())
+        lag = float(np.sum(weights / decays))
+        half = _quantile(weights, decays, 0.5)
+        most = _quantile(weights, decays, 0.9)
         return Excitation(
             share,
-            float(np.sum(weights / decays)),
-            (_quantile(weights, decays, 0.5), _quantile(weights, decays, 0.9)),
+            lag,
+            (half, most),
         )
 
 
 def _quantile(weights: Floats, decays: Floats, level: float) -> float:
     """Of a mixture of exponential distributions, by bisection."""
-    low, high = 0.0, float(-math.log(1 - level) / decays.min())
+    slowest = float(decays.min())
+    low = 0.0
+    high = -math.log(1 - level) / slowest
     for _ in range(60):
         middle = (low + high) / 2
-        below = float(np.sum(weights * -np.expm1(-decays * middle))) < level
-        low, high = (middle, high) if below else (low, middle)
+        passed = -np.expm1(-decays * middle)
+        if float(np.sum(weights * passed)) < level:
+            low = middle
+        else:
+            high = middle
     return (low + high) / 2
+
+
+def _pooled(fold: Fold) -> Fold:
+    """The same events, all of one type."""
+    return replace(fold, train=one_type(fold.train), test=one_type(fold.test))
+
+
+def _blocks(fold: Fold, scores: Scores) -> Days:
+    """Expected and observed events of every block of days of a fold."""
+    observed = fold.events.astype(np.int64)
+    number = np.arange(len(observed))
+    return Days(scores.integral, observed, number)
 
 
 def _with_levels_of_days(rung: _Rung, days: dict[int, Days]) -> _Rung:

@@ -90,7 +90,7 @@ def without(data: Dataset, outages: list[Outage]) -> Dataset:
             offsets=np.array([0, len(times)]),
         )
         parts.append(exposure)
-    context = Context() if data.context is None else data.context
+    context = data.context or Context()
     context = replace(context, exposure=Steps.join(parts))
     return replace(data, context=context)
 

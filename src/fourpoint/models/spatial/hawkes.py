@@ -911,7 +911,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         s: Strengths,
     ) -> Float[Tensor, "B G Q M"]:
         """What past events add to the rate in the whole box."""
-        anchor, excitation = _at(h, seen)
+        anchor, excitation = h.at_seen(seen, h.excitation)
         jump = s.decay * excitation @ s.branching.T
         elapsed = times - anchor[..., None]
         decayed = torch.exp(-s.decay * elapsed)
@@ -936,7 +936,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         s: Strengths,
     ) -> Float[Tensor, "B G M"]:
         """The integral of what past events add."""
-        anchor, excitation = _at(h, seen)
+        anchor, excitation = h.at_seen(seen, h.excitation)
         decayed = torch.exp(-s.decay * (a - anchor))
         in_window = -torch.expm1(-s.decay * (b - a))
         mass = decayed * in_window
@@ -1066,16 +1066,6 @@ def _with_one_slot_more(h: SpatialHawkesHistory) -> SpatialHawkesHistory:
         marks=_wider(h.marks),
         places=_wider(h.places),
     )
-
-
-def _at(
-    h: SpatialHawkesHistory,
-    seen: Int[Tensor, "B G"] | None,
-) -> tuple[Float[Tensor, "B G"], Float[Tensor, "B G M"]]:
-    if seen is None:
-        return h.times, h.excitation
-    row = torch.arange(len(seen))[:, None]
-    return h.times[row, seen], h.excitation[row, seen]
 
 
 def _normal_in(

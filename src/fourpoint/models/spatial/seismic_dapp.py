@@ -299,13 +299,20 @@ class SeismicDAPP(ETAS):
         events do not matter: attention, and the background's updates after training, need them.
         """
         history = self._blank(super().encode(batch))
+        earliest = 0 if self.attention[0] > 0 else first
         for b in range(len(batch.times)):
-            begin = 0 if self.attention[0] > 0 else first
+            begin = earliest
             if self.evidence[0] > 0:
-                own = batch.times[b, : int(batch.lengths[b])].contiguous()
-                begin = min(begin, int(torch.searchsorted(own, self.evidence[1], right=True)))
+                n = int(batch.lengths[b])
+                times = batch.times[b, :n].numpy()
+                begin = min(begin, self._events_in_training(times))
             self._sweep(history, b, begin)
         return history
+
+    def _events_in_training(self, times: Array) -> int:
+        """How many of the events happened before training ended."""
+        end = float(self.evidence[1])
+        return int(np.searchsorted(times, end, side="right"))
 
     def extend(
         self,
@@ -322,20 +329,28 @@ class SeismicDAPP(ETAS):
         happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
         where = place_or_nothing(place, happened, 2)
         own, delta, _ = self._one(len(time), mark, features, self.strengths())
-        room = int((history.lengths + happened).max()) - history.when.shape[1]
+        lengths = history.lengths + happened
+        room = int(lengths.max()) - history.when.shape[1]
         h = _padded(history, max(0, room))
         assert h.places is not None  # the model has a box
-        slot = (torch.arange(h.when.shape[1]) == h.lengths[:, None]) & happened[:, None]
-        after = (torch.arange(h.times.shape[1]) > h.lengths[:, None]) & happened[:, None]
+        length = h.lengths[:, None]
+        keep = happened[:, None]
+        number = torch.arange(h.when.shape[1])
+        slot = (number == length) & keep
+        wide_slot = slot[..., None]
+        position = torch.arange(h.times.shape[1])
+        after = (position > length) & keep
+        now = time[:, None]
+        attention = {name: getattr(h, name).clone() for name in ATTENTION}
         longer = replace(
             h,
-            times=torch.where(after, time[:, None], h.times),
-            lengths=h.lengths + happened,
-            when=torch.where(slot, time[:, None], h.when),
-            features=torch.where(slot[..., None], own[:, None], h.features),
+            times=torch.where(after, now, h.times),
+            lengths=lengths,
+            when=torch.where(slot, now, h.when),
+            features=torch.where(wide_slot, own[:, None], h.features),
             delta=torch.where(slot, delta[:, None], h.delta),
-            places=torch.where(slot[..., None], where[:, None], h.places),
-            **{name: getattr(h, name).clone() for name in ATTENTION},
+            places=torch.where(wide_slot, where[:, None], h.places),
+            **attention,
         )
         for b in torch.nonzero(happened)[:, 0].tolist():
             self._sweep(longer, b, int(h.lengths[b]))
@@ -357,7 +372,8 @@ class SeismicDAPP(ETAS):
         if not isinstance(history, SeismicHistory):
             return super().log_intensity(history, times, seen)
         triggered = self._answer(history, numba_seismic.IN_REGION, times, None, None, seen)
-        return (self.strengths().background.detach().sum() + triggered).log()[..., None]
+        rate = self._background_rate() + triggered
+        return rate.log()[..., None]
 
     def log_intensity_at(
         self,
@@ -382,9 +398,11 @@ class SeismicDAPP(ETAS):
         """int_a^b over the whole region, in closed form."""
         if not isinstance(history, SeismicHistory):
             return super().closed_integral(history, a, b, seen)
-        times, ends = a[..., None], b[..., None]
-        found = self._answer(history, numba_seismic.INTEGRAL, times, ends, None, seen)
-        return self.strengths().background.detach().sum() * (b - a)[..., None] + found
+        times = a[..., None]
+        ends = b[..., None]
+        triggered = self._answer(history, numba_seismic.INTEGRAL, times, ends, None, seen)
+        duration = (b - a)[..., None]
+        return self._background_rate() * duration + triggered
 
     @torch.no_grad()
     def draw_places(
@@ -399,7 +417,9 @@ class SeismicDAPP(ETAS):
         """
         if not isinstance(history, SeismicHistory):
             return super().draw_places(history, time, mark, random)
-        rows = [self._draw_place(history, b, float(time[b]), random) for b in range(len(time))]
+        rows = []
+        for b in range(len(time)):
+            rows.append(self._draw_place(history, b, float(time[b]), random))
         return torch.stack(rows)
 
     @torch.no_grad()
@@ -417,13 +437,16 @@ class SeismicDAPP(ETAS):
         """
         if not isinstance(history, SeismicHistory):
             return super().draw_clusters(history, start, stop, random, limit)
-        keys = torch.randint(2**62, (len(start),), generator=random).numpy().astype(np.uint64)
+        keys = _keys(len(start), random)
         shared = all(torch.equal(x, x[:1].expand_as(x)) for x in (history.lengths, history.when))
-        groups = [np.arange(len(start))] if shared else [np.array([b]) for b in range(len(start))]
+        every = np.arange(len(start))
+        groups = [every] if shared else np.split(every, len(every))
+        begins = start.numpy()
+        ends = stop.numpy()
         parts = []
         for rows in groups:
-            ends = start.numpy()[rows], stop.numpy()[rows]
-            part = self._simulate(history, int(rows[0]), *ends, keys[rows], limit)
+            first = int(rows[0])
+            part = self._simulate(history, first, begins[rows], ends[rows], keys[rows], limit)
             if part is None:
                 return None
             path = torch.from_numpy(rows)[part.row]
@@ -449,10 +472,11 @@ class SeismicDAPP(ETAS):
             return super().draw_catalogues(batch, start, stop, count, random)
         whole = self.encode(batch) if history is None else history
         assert isinstance(whole, SeismicHistory)
-        keys = torch.randint(2**62, (count,), generator=random).numpy().astype(np.uint64)
-        ends = np.full(count, start), np.full(count, stop)
+        keys = _keys(count, random)
+        begins = np.full(count, start)
+        ends = np.full(count, stop)
         past = _beginning(whole, int(batch.lengths[0]))
-        found = self._simulate(past, 0, *ends, keys, EXPLODED)
+        found = self._simulate(past, 0, begins, ends, keys, EXPLODED)
         if found is None:
             raise UserError(
                 "a process whose rate stays finite",
@@ -477,12 +501,14 @@ class SeismicDAPP(ETAS):
         drawn, features = self._drawn()
         sources = self.sources.detach().numpy()
         inside = regions.mass(self.sources[:, :2], self.sources[:, 2], self.corners).numpy()
-        peaks = sources[:, 3] / (2 * math.pi * sources[:, 2] * inside)
+        area = 2 * math.pi * sources[:, 2]
+        peaks = sources[:, 3] / (area * inside)
         nodes = torch.stack(gauss_legendre(regions.NODES), 1).double().numpy()
         stretch = self.stretch.numpy()
-        room, total = 256, 256 * len(keys)
-        kept = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
-        kept.append(history.origin[b, :n].numpy())
+        corners = (self.corners @ self.stretch.T).numpy()
+        room = 256
+        total = room * len(keys)
+        kept = _attention(history, b, n)
         while True:
             wide = [_room(x, room) for x in known]
             count = np.zeros(total, dtype=np.int64)
@@ -507,7 +533,7 @@ class SeismicDAPP(ETAS):
                 stretch,
                 np.linalg.inv(stretch),
                 self.corners.numpy(),
-                np.ascontiguousarray((self.corners @ self.stretch.T).numpy()),
+                np.ascontiguousarray(corners),
                 sources,
                 peaks,
                 sources[:, 3].cumsum(),
@@ -520,16 +546,21 @@ class SeismicDAPP(ETAS):
                 break
             if room > limit:
                 return None
-            room, total = 4 * room, 4 * total
+            room *= 4
+            total *= 4
         own = torch.from_numpy(count[:used].copy())
         if used and int(torch.bincount(own).max()) > limit:
             return None
+        drawn_features = None
+        if features is not None:
+            rows = torch.from_numpy(chosen[:used])
+            drawn_features = features[rows]
         return Clusters(
             own,
             torch.from_numpy(found[:used, 0]),
             torch.zeros_like(own),
             torch.from_numpy(found[:used, 1:].copy()),
-            None if features is None else features[torch.from_numpy(chosen[:used])],
+            drawn_features,
         )
 
     def _drawn(self) -> tuple[Array, Float[Tensor, "R F"] | None]:
@@ -537,13 +568,14 @@ class SeismicDAPP(ETAS):
         features of these.
         """
         s = self.strengths()
-        if self.event_features is None:
-            delta, factor, features = torch.zeros(1).double(), torch.ones(1).double(), None
-        else:
+        features = None
+        delta = torch.zeros(1).double()
+        factor = torch.ones(1).double()
+        if self.event_features is not None:
             features = self.event_features.table
-            at = self._magnitude_column(self.event_features.spec.names)
-            delta = features[:, at] - self.mc
-            factor = self._factors(self.event_features.standardised(features), s)
+            delta = features[:, self.magnitude_column] - self.mc
+            standardised = self.event_features.standardised(features)
+            factor = self._factors(standardised, s)
         width = torch.exp(s.gamma * delta)
         columns = [
             delta,
@@ -552,7 +584,8 @@ class SeismicDAPP(ETAS):
             1 / width,
             torch.from_numpy(self.shapes(delta)),
         ]
-        table = torch.cat([torch.stack(columns, 1), torch.exp(delta[:, None] * self.tilt)], 1)
+        boost = torch.exp(delta[:, None] * self.tilt)
+        table = torch.cat([torch.stack(columns, 1), boost], 1)
         return np.ascontiguousarray(table.numpy()), features
 
     # ------------------------------------------------------------------ parts
@@ -581,41 +614,45 @@ class SeismicDAPP(ETAS):
     ) -> Kernels:
         """What the loops need to know of events."""
         s = self.strengths()
-        kappa = s.productivity * (features @ s.weight).exp()
+        kappa = s.productivity * self._factors(features, s)
         width = torch.exp(s.gamma * delta)
-        boost = kappa[:, None] * torch.exp(delta[:, None] * self.tilt)
+        decay = torch.exp(delta[:, None] * self.tilt)
+        boost = kappa[:, None] * decay
         moved = places @ self.stretch.T
         inside = kappa * self._inside(places, delta, s)
         corners = self.corners @ self.stretch.T
         ground = torch.zeros(len(times), len(self.scales), dtype=torch.float64)
         for scale in range(len(self.lengths)):
-            share = regions.mass(moved, self.lengths[scale].square() * width, corners)
+            variance = self.lengths[scale].square() * width
+            share = regions.mass(moved, variance, corners)
             ground += boost * share[:, None] * self.spectrum[:, scale]
         spread = torch.exp(s.log_width) * width
-        return Kernels(
-            *(
-                np.ascontiguousarray(x.detach().numpy())
-                for x in (times, places, moved, kappa, spread, 1 / width, boost, inside, ground)
-            )
-        )
+        parts = (times, places, moved, kappa, spread, 1 / width, boost, inside, ground)
+        return Kernels(*(np.ascontiguousarray(x.detach().numpy()) for x in parts))
 
     def laws(self) -> tuple[Array, Array, Array, Array, Array]:
         """As the loops take them: w_0, c, p, q, 1 / tau and g(0); decays and masses of the
         exponentials of g, none where w_0 is 0; 1 / tau_k; h_l^2; and W.
         """
         s = self.strengths()
-        omega = torch.zeros_like(s.c) if s.taper is None else 1 / s.taper
-        peak = torch.exp(omori.log_normaliser(s.p, s.c, s.taper) - s.p * s.c.log())
+        omega = torch.zeros_like(s.c)
+        if s.taper is not None:
+            omega = 1 / s.taper
+        log_peak = omori.log_normaliser(s.p, s.c, s.taper) - s.p * s.c.log()
+        peak = torch.exp(log_peak)
         etas = [float(x.detach()) for x in (self.kernel_weight, s.c, s.p, s.q, omega, peak)]
         tail = np.zeros((0, 2))
         if self.kernel_weight > 0:
-            weights, decays = omori.mixture(s.p, s.c, s.taper)
-            tail = torch.stack([decays, weights / decays], 1).detach().numpy()
+            weights, decays = s.mixture()
+            masses = weights / decays
+            tail = torch.stack([decays, masses], 1).detach().numpy()
+        decays_of_spectrum = 1 / self.scales
+        variances = self.lengths.square()
         return (
             np.array(etas),
             tail,
-            (1 / self.scales).numpy(),
-            self.lengths.square().numpy(),
+            decays_of_spectrum.numpy(),
+            variances.numpy(),
             self.spectrum.numpy(),
         )
 
@@ -624,13 +661,18 @@ class SeismicDAPP(ETAS):
         strength, growth, _ = self.attention
         if strength == 0:
             return np.full(len(delta), np.inf)
-        return (strength * torch.exp(growth * delta)).detach().numpy()
+        shapes = strength * torch.exp(growth * delta)
+        return shapes.detach().numpy()
 
     def _row(self, history: SeismicHistory, b: int) -> tuple[int, Kernels]:
-        n = int(history.lengths[b])
-        assert history.places is not None  # the model has a box
-        parts = (history.when, history.places, history.delta, history.features)
-        return n, self.kernels(*(x[b, :n] for x in parts))
+        events = history.sources(b)
+        assert events.places is not None  # the model has a box
+        known = self.kernels(events.times, events.places, events.delta, events.features)
+        return len(events.times), known
+
+    def _background_rate(self) -> Float[Tensor, ""]:
+        """mu in the whole region, without gradient."""
+        return self.strengths().background.detach().sum()
 
     def _static(self, places: Float[Tensor, "N 2"]) -> Array:
         """The density of the background's kernels."""
@@ -643,21 +685,26 @@ class SeismicDAPP(ETAS):
         (that of the nearest source) and its share in the region, and the constants of
         `numba_seismic.background_at`.
         """
-        level = self.strengths().background.detach()
-        first = len(times)
-        kernel = np.ones((len(times), 2))
+        level = self.strengths().background.tolist()
+        uniform = level[0]
         kernels = 0.0
+        first = len(times)
+        weight = float(self.evidence[0])
+        updated = weight > 0
         if len(self.sources):
-            kernels = float(level[1])
-        if len(self.sources) and self.evidence[0] > 0:
-            first = int(np.searchsorted(times, float(self.evidence[1]), side="right"))
+            kernels = level[1]
+            if updated:
+                first = self._events_in_training(times)
+        kernel = np.ones((len(times), 2))
         if first < len(times):
-            kernel[first:, 0] = self._nearest(places[first:])
-            width = torch.from_numpy(kernel[first:, 0])
-            inside = regions.mass(torch.from_numpy(places[first:]), width, self.corners)
+            later = places[first:]
+            variance = self._nearest(later)
+            inside = regions.mass(torch.from_numpy(later), torch.from_numpy(variance), self.corners)
+            kernel[first:, 0] = variance
             kernel[first:, 1] = inside.numpy()
-        weight = float(self.evidence[0]) if self.evidence[0] > 0 else 1.0
-        base = np.array([float(level[0]) / self.area, kernels, weight, float(level[0])])
+        if not updated:
+            weight = 1.0
+        base = np.array([uniform / self.area, kernels, weight, uniform])
         return first, kernel, base
 
     def _nearest(self, places: Array) -> Array:
@@ -677,7 +724,6 @@ class SeismicDAPP(ETAS):
         static = np.zeros(n)
         static[begin:] = self._static(history.places[b, begin:n])
         counts = self._counts(history, b, begin, n)
-        parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
         if pays((n - begin) * n):
             after = (static, first, kernel, base)
             self._sweep_groups(history, b, begin, known, after, counts)
@@ -693,8 +739,7 @@ class SeismicDAPP(ETAS):
             float(self.attention[2]),
             *self.laws(),
             history.rates[b, :n].numpy(),
-            *parts,
-            history.origin[b, :n].numpy(),
+            *_attention(history, b, n),
             counts,
         )
 
@@ -715,7 +760,7 @@ class SeismicDAPP(ETAS):
         groups = groups_of(self, known, history.delta[b, :n], history.features[b, :n])
         size = len(groups.times) - n
         memory = [np.ones(n), np.full(n, -np.inf), np.ones(size), np.full(size, -np.inf)]
-        parts = [x[b, :n].numpy() for x in (history.given, history.owner, history.share)]
+        attention = _attention(history, b, n)
         which = np.arange(begin, n)
         level = base[0] + base[1] * static[begin:]
         later = numba_seismic_groups.later(known.places, min(first, n), kernel)
@@ -739,17 +784,17 @@ class SeismicDAPP(ETAS):
                 float(self.attention[2]),
                 *self.laws(),
                 history.rates[b, :n].numpy(),
-                *parts,
-                history.origin[b, :n].numpy(),
+                *attention,
                 counts,
             )
 
     def _counts(self, history: SeismicHistory, b: int, position: int, size: int) -> Array:
         """N_j after the first ``position`` events."""
-        owner = history.owner[b, :position].flatten()
-        share = history.share[b, :position].flatten()
+        owner = history.owner[b, :position].numpy().ravel()
+        share = history.share[b, :position].numpy().ravel()
         kept = owner >= 0
-        return np.bincount(owner[kept].numpy(), share[kept].numpy(), size).astype(np.float64)
+        counts = np.bincount(owner[kept], share[kept], size)
+        return counts.astype(np.float64)
 
     @torch.no_grad()
     def _answer(
@@ -764,32 +809,34 @@ class SeismicDAPP(ETAS):
         B, G, Q = times.shape
         position = torch.arange(G).expand(B, G) if seen is None else seen
         position = torch.minimum(position, history.lengths[:, None])
-        found = torch.zeros(B, G * Q, dtype=torch.float64)
+        size = G * Q
+        everywhere = kind != numba_seismic.AT_PLACE
+        found = torch.zeros(B, size, dtype=torch.float64)
         for b in range(B):
             n, known = self._row(history, b)
-            if kind != numba_seismic.AT_PLACE and self.kernel_weight == 0 and pays(G * Q * n):
-                after = position[b][:, None].expand(G, Q).reshape(-1)
-                asked = times[b].reshape(-1)
-                until = asked if ends is None else ends[b].reshape(-1)
+            after = position[b][:, None].expand(G, Q).reshape(-1)
+            asked = times[b].reshape(-1)
+            until = asked
+            if ends is not None:
+                until = ends[b].reshape(-1)
+            if everywhere and self.kernel_weight == 0 and pays(size * n):
                 summed = self._running(history, b, known, kind, asked, until, after)
                 if summed is not None:
                     found[b] = summed
                     continue
             first, kernel, base = self._fresh(known.times, known.places)
-            after = position[b][:, None].expand(G, Q).reshape(-1)
             order = torch.argsort(after, stable=True)
-            asked = times[b].reshape(-1)[order]
-            until = asked if ends is None else ends[b].reshape(-1)[order]
-            where = torch.zeros(len(asked), 2, dtype=torch.float64)
-            static = np.zeros(len(asked))
+            where = torch.zeros(size, 2, dtype=torch.float64)
+            static = np.zeros(size)
             if places is not None:
                 where = places[b].reshape(-1, 2)[order]
                 static = self._static(where)
-            values = np.zeros(len(asked))
+            moved = where @ self.stretch.T
+            queries = (asked[order], until[order], where, moved)
+            values = np.zeros(size)
             numba_seismic.load().answer(
                 kind,
-                *(np.ascontiguousarray(x.numpy()) for x in (asked, until, where)),
-                np.ascontiguousarray((where @ self.stretch.T).numpy()),
+                *(np.ascontiguousarray(x.numpy()) for x in queries),
                 static,
                 after[order].numpy(),
                 *known,
@@ -798,8 +845,7 @@ class SeismicDAPP(ETAS):
                 base,
                 self.shapes(history.delta[b, :n]),
                 *self.laws(),
-                *(x[b, :n].numpy() for x in (history.given, history.owner, history.share)),
-                history.origin[b, :n].numpy(),
+                *_attention(history, b, n),
                 np.zeros(n),
                 values,
             )
@@ -825,9 +871,11 @@ class SeismicDAPP(ETAS):
         latest = np.concatenate([[-np.inf], known.times])[seen]
         fresh = np.diff(seen) > 0
         follows = begin[1:] >= end[:-1]
-        newest = known.times[np.minimum(seen[:-1], n - 1)]
+        following = np.minimum(seen[:-1], n - 1)
+        newest = known.times[following]
         between = ~fresh | (newest >= end[:-1])
-        if not (np.all(follows) and np.all(between) and np.all(begin >= latest)):
+        ordered = np.all(follows) and np.all(between)
+        if not (ordered and np.all(begin >= latest)):
             return None
         values = np.zeros(len(begin))
         etas, tail, fast, _, _ = self.laws()
@@ -860,23 +908,30 @@ class SeismicDAPP(ETAS):
         lag = time - known.times
         counts = self._counts(history, b, n, n)
         shape = self.shapes(history.delta[b, :n])
-        fade = np.exp(-np.minimum(lag[:, None] * tail[:, 0], 700.0))
-        due = etas[0] * known.inside * ((1 - fade) @ tail[:, 1])
-        decay = np.exp(-np.minimum(lag[:, None] * fast, 700.0))
-        due = due + (known.ground * (1 - decay)).sum(1)
-        power = etas[0] * known.inside * (fade @ (tail[:, 0] * tail[:, 1]))
+        decays = tail[:, 0]
+        masses = tail[:, 1]
+        fade = _fade(lag, decays)
+        decay = _fade(lag, fast)
+        weight = etas[0] * known.inside
+        passed = (1 - fade) @ masses
+        passed_of_scales = known.ground * (1 - decay)
+        due = weight * passed + passed_of_scales.sum(1)
+        power = weight * (fade @ (decays * masses))
         by_scale = known.ground * decay * fast
-        factor = np.ones(n)
         finite = np.isfinite(shape)
         given = history.given[b, :n].numpy()
-        factor[finite] = ((shape * given + counts) / (shape + due))[finite]
+        found = shape * given + counts
+        expected = shape + due
+        factor = np.ones(n)
+        factor[finite] = found[finite] / expected[finite]
         table = np.column_stack([power, by_scale]) * factor[:, None]
-        total = float(self.strengths().background.detach().sum())
-        coin = float(torch.rand((), dtype=torch.float64, generator=random)) * (total + table.sum())
+        total = float(self._background_rate())
+        coin = _coin(random) * (total + table.sum())
         if coin < total or not n:
             return self._draw_background_place(history, b, known, random)
         cell = int(np.searchsorted(table.cumsum(), coin - total, side="right"))
-        j, k = divmod(min(cell, table.size - 1), table.shape[1])
+        last = table.size - 1
+        j, k = divmod(min(cell, last), table.shape[1])
         return self._draw_offspring(history, b, j, k - 1, random)
 
     def _draw_offspring(
@@ -894,8 +949,8 @@ class SeismicDAPP(ETAS):
             if scale < 0:
                 away = self._scatter(delta, s, random)[0]
             else:
-                own = torch.multinomial(self.spectrum[scale], 1, generator=random)
-                sd = (self.lengths[own] * width.sqrt())[0]
+                own = torch.multinomial(self.spectrum[scale], 1, generator=random)[0]
+                sd = self.lengths[own] * width[0].sqrt()
                 noise = torch.randn(2, dtype=torch.float64, generator=random)
                 away = back @ (sd * noise)
             place = history.places[b, j] + away
@@ -908,24 +963,52 @@ class SeismicDAPP(ETAS):
         first, kernel, base = self._fresh(known.times, known.places)
         weight = history.origin[b, first : len(known.times)]
         total = float(weight.sum())
-        s = self.strengths()
-        by_kernel = float(s.background[1] / s.background.sum()) if len(self.sources) else 0.0
-        newer = by_kernel * total / (base[2] + total) if total else 0.0
-        if float(torch.rand((), dtype=torch.float64, generator=random)) >= newer:
+        level = self.strengths().background
+        newer = 0.0
+        if total and len(self.sources):
+            by_kernel = float(level[1] / level.sum())
+            newer = by_kernel * total / (base[2] + total)
+        if _coin(random) >= newer:
             return self.draw_background(1, random)[0]
         j = first + int(torch.multinomial(weight, 1, generator=random))
+        centre = torch.from_numpy(known.places[j])
+        deviation = math.sqrt(kernel[j, 0])
         while True:
             noise = torch.randn(2, dtype=torch.float64, generator=random)
-            place = torch.from_numpy(known.places[j]) + math.sqrt(kernel[j, 0]) * noise
+            place = centre + deviation * noise
             if bool(regions.inside(place[None], self.corners)[0]):
                 return place
 
 
 def _room(values: NDArray[Any], room: int) -> NDArray[Any]:
     """An array with room for as many rows more."""
-    wider = np.zeros((len(values) + room, *values.shape[1:]), dtype=values.dtype)
-    wider[: len(values)] = values
+    size = len(values)
+    wider = np.zeros((size + room, *values.shape[1:]), dtype=values.dtype)
+    wider[:size] = values
     return wider
+
+
+def _keys(count: int, random: torch.Generator) -> NDArray[np.uint64]:
+    """A key of the random numbers of every path."""
+    keys = torch.randint(2**62, (count,), generator=random)
+    return keys.numpy().astype(np.uint64)
+
+
+def _coin(random: torch.Generator) -> float:
+    """A uniform random number."""
+    return float(torch.rand((), dtype=torch.float64, generator=random))
+
+
+def _fade(lag: Array, decays: Array) -> Array:
+    """What is left of exponentials with these decays, (N, K)."""
+    exponent = lag[:, None] * decays
+    return np.exp(-np.minimum(exponent, 700.0))
+
+
+def _attention(history: SeismicHistory, b: int, n: int) -> list[NDArray[Any]]:
+    """Prior, attention and probability of being background of the events of row ``b``."""
+    parts = (history.given, history.owner, history.share, history.origin)
+    return [part[b, :n].numpy() for part in parts]
 
 
 def _beginning(history: SeismicHistory, events: int) -> SeismicHistory:
@@ -949,13 +1032,16 @@ def _padded(history: SeismicHistory, room: int) -> SeismicHistory:
     """The history with room for as many events more."""
     if not room:
         return history
-    changed: dict[str, Any] = {
-        "times": torch.cat([history.times, history.times[:, -1:].expand(-1, room)], 1),
-        "states": torch.cat([history.states, history.states[:, -1:].expand(-1, room, -1)], 1),
-    }
+    changed: dict[str, Any] = {}
+    for name in ("times", "states"):
+        value = getattr(history, name)
+        last = value[:, -1:]
+        more = last.repeat_interleave(room, 1)
+        changed[name] = torch.cat([value, more], 1)
     for name in ("when", "features", "delta", "places", *ATTENTION):
         value = getattr(history, name)
         empty = -1 if name == "owner" else 0
-        more = value.new_full((value.shape[0], room, *value.shape[2:]), empty)
+        rows, _, *shape = value.shape
+        more = value.new_full((rows, room, *shape), empty)
         changed[name] = torch.cat([value, more], 1)
     return replace(history, **changed)
