@@ -145,7 +145,7 @@ class ScoreTable:
         size = np.abs(self.rate)
         speed = max(float(size.max()), 1e-12)
         right = 2.0 ** np.arange(OCTAVES) / speed
-        left = np.concatenate([[0.0], right[:-1]])
+        left = np.append(0.0, right[:-1])
         width = right - left
         exponents = self.rate.real * left[:, None, None]
         faded = np.exp(exponents)
@@ -157,7 +157,7 @@ class ScoreTable:
         before = np.cumsum(cells)
         count = int(np.searchsorted(before, CELLS, side="right"))
         per_unit = cells[:count] / width[:count]
-        first = np.concatenate([[0], before[:count]])
+        first = np.append(0, before[:count])
         return Grid(speed, left[:count], per_unit, first)
 
     def _make(self, mark: int, other: int) -> None:
@@ -191,10 +191,14 @@ class ScoreTable:
         """sum_j w_j Re[exp(i psi_j(mark) - i psi_j(other)) exp(a_j d)] and its derivative in d, (K,
         N) each.
         """
-        value, derivative = np.empty((2, len(self.rate), len(d)))
-        shift = self.shift[..., mark] - self.shift[..., other]
-        turn = self.weight * np.exp(1j * shift)
-        both = np.stack([turn, self.rate * turn], -1)  # (K, D, 2)
+        heads = len(self.rate)
+        value = np.empty((heads, len(d)))
+        derivative = np.empty((heads, len(d)))
+        own = self.shift[..., mark]
+        past = self.shift[..., other]
+        turn = self.weight * np.exp(1j * (own - past))
+        turning = self.rate * turn
+        both = np.stack([turn, turning], -1)  # (K, D, 2)
         rows = max(1, PIECE // self.rate.size)
         for i in range(0, len(d), rows):
             some = slice(i, i + rows)
@@ -204,8 +208,9 @@ class ScoreTable:
                 angle = lag * rate.imag
                 cosine = fade * np.cos(angle)
                 sine = fade * np.sin(angle)
-                own = both[k]
-                found = cosine @ own.real - sine @ own.imag
+                by_cosine = cosine @ both[k].real
+                by_sine = sine @ both[k].imag
+                found = by_cosine - by_sine
                 value[k, some] = found[:, 0]
                 derivative[k, some] = found[:, 1]
         return value, derivative
@@ -230,7 +235,8 @@ def largest(scores: Floats, top: int) -> tuple[Places, Floats]:
     if size.shape[1] > top:
         rising = np.argpartition(size, -top, axis=1)
         some = rising[:, -top:]
-        order = np.argsort(-size[head, some], axis=1)
+        sizes = size[head, some]
+        order = np.argsort(-sizes, axis=1)
         places = some[head, order]
     else:
         places = np.argsort(-size, axis=1)

@@ -41,7 +41,7 @@ Marks = Int[Tensor, "B N *H"]
 Mask = Bool[Tensor, "B G N *J"]
 Queries = Float[Tensor, "B G Q"]
 Readings = Float[Tensor, "B G Q K M C"]
-Rates = Complex[Tensor, "K D"]
+PerMode = Complex[Tensor, "K D"]
 State = Complex[Tensor, "B K D C"]
 Driven = Complex[Tensor, "B N K D C"]
 
@@ -76,8 +76,8 @@ def weights(
     seen.
     """
     B, G, Q = query.shape
-    nu = scores(score, query.reshape(B, G * Q), events, marks)
-    nu = nu.unflatten(2, (G, Q))
+    flat = query.reshape(B, G * Q)
+    nu = scores(score, flat, events, marks).unflatten(2, (G, Q))
     seen = per_head(mask)[:, :, :, None, None]
     return normalised(nu, seen, normalise)
 
@@ -128,14 +128,14 @@ def drive(
     return turn[..., None] * of_modes
 
 
-def faded(rate: Rates, lag: Float[Tensor, "B N K"], driven: Driven) -> Driven:
+def faded(rate: PerMode, lag: Float[Tensor, "B N K"], driven: Driven) -> Driven:
     """What is left of each event in the states ``lag`` after it, a lag for each head."""
     turns = _exponential(rate, lag[..., None])
     return turns[..., None] * driven
 
 
 def scan(
-    rate: Rates,
+    rate: PerMode,
     gaps: Float[Tensor, "B N"],
     driven: Driven,
     before: State | None = None,
@@ -149,15 +149,15 @@ def scan(
     """
     factor = _turns(rate, gaps)[..., None]
     if before is not None and driven.shape[1]:
-        left = factor[:, :1] * before[:, None]
-        first = driven[:, :1] + left
+        kept = factor[:, :1] * before[:, None]
+        first = driven[:, :1] + kept
         later = driven[:, 1:]
         driven = torch.cat([first, later], 1)
     return recur(factor, driven)
 
 
 def step(
-    rate: Rates,
+    rate: PerMode,
     state: State,
     gap: Float[Tensor, " B"],
     driven: State,
@@ -196,7 +196,8 @@ def read(spectrum: Spectrum, state: Complex[Tensor, "B G K D C"], lag: Queries) 
         return _read_many(turn, rate, state, lag)
 
     def some(state: Tensor, lag: Tensor) -> Tensor:
-        turned = turn[..., None] * state[..., None, :]
+        states = state[..., None, :]
+        turned = turn[..., None] * states
         columns = turned.flatten(-2)
         stacked = torch.cat([columns.real, -columns.imag], -2)
         return _Read.apply(spectrum.frequency, decay, stacked, lag)
@@ -233,12 +234,15 @@ def readings(
     states.
     """
     parts = torch.view_as_real(state).flatten(2)
-    return torch.bmm(parts.transpose(0, 1), readers).transpose(0, 1)
+    by_head = parts.transpose(0, 1)
+    return torch.bmm(by_head, readers).transpose(0, 1)
 
 
 def _nowhere(lag: Tensor) -> bool:
     """Whether no time passes at all; never so where a gradient is kept."""
-    return not torch.is_grad_enabled() and not bool(lag.any())
+    if torch.is_grad_enabled():
+        return False
+    return not bool(lag.any())
 
 
 def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Readings:
@@ -246,7 +250,8 @@ def _read_many(turn: Tensor, rate: Tensor, state: Tensor, lag: Tensor) -> Readin
     last, as one product.
     """
     turns = _turns(rate, lag)
-    moved = turns[..., None] * state[:, :, None]
+    states = state[:, :, None]
+    moved = turns[..., None] * states
     return real_sums(moved, turn)
 
 
@@ -278,8 +283,8 @@ class _Read(torch.autograd.Function):
         times_lag = lag[:, :, None, :, None] * grad
         both = torch.cat([grad, times_lag], -1)
         up, down = stacked.chunk(2, -2)
-        by_cosine = cosine.transpose(-1, -2) @ both
-        by_sine = sine.transpose(-1, -2) @ both
+        by_cosine = cosine.mT @ both
+        by_sine = sine.mT @ both
         d_up, c = by_cosine.chunk(2, -1)
         d_down, s = by_sine.chunk(2, -1)
         turning = down * c - up * s
@@ -305,14 +310,16 @@ def divide(top: Tensor, bottom: Tensor) -> Tensor:
     return torch.where(some, quotient, 0.0)
 
 
-def _turns(rate: Rates, gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
+def _turns(rate: PerMode, gaps: Float[Tensor, "*S"]) -> Complex[Tensor, "*S K D"]:
     """exp(a gap) of every mode."""
     return _exponential(rate, gaps[..., None, None])
 
 
-def _exponential(rate: Rates, lag: Tensor) -> Tensor:
+def _exponential(rate: PerMode, lag: Tensor) -> Tensor:
     """exp(a lag); twice as fast as torch.polar, with gradient too."""
     exponent = (rate.real * lag).clamp(min=FADED)
     fade = torch.exp(exponent)
     angle = rate.imag * lag
-    return torch.complex(fade * angle.cos(), fade * angle.sin())
+    cosine = fade * angle.cos()
+    sine = fade * angle.sin()
+    return torch.complex(cosine, sine)

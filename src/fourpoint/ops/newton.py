@@ -221,12 +221,14 @@ def _step(
     parts = _parts(at)
     negative = parts.negative
     border = parts.border
-    at_zero = (at.theta <= 0) & (parts.gradient <= 0)
+    falling = parts.gradient <= 0
+    at_zero = falling & (at.theta <= 0)
     move, held = _top(at.theta, negative, parts.gradient, at_zero)
     gains = _promised(at, move, np.zeros_like(at.u))
     turn = np.zeros_like(at.u)
-    at_low = (at.u <= low) & (parts.gradient_u < 0)
-    at_high = (at.u >= high) & (parts.gradient_u > 0)
+    slope = parts.gradient_u
+    at_low = (at.u <= low) & (slope < 0)
+    at_high = (at.u >= high) & (slope > 0)
     stuck = at_low | at_high | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains
@@ -350,7 +352,9 @@ def _scale(diagonal: Theta, free: Which) -> Theta:
 
 def _scaled(matrix: Blocks, scale: Theta) -> Blocks:
     """Matrices with rows and columns times ``scale``."""
-    return scale[:, :, None] * matrix * scale[:, None, :]
+    column = scale[:, :, None]
+    row = scale[:, None]
+    return column * matrix * row
 
 
 def _promised(at: Point, move: Theta, turn: Shared) -> PerRow:
@@ -449,7 +453,8 @@ def _inverses(negative: Blocks, free: Which) -> tuple[Blocks, Which]:
     positive = np.maximum(values, 0.0) + RIDGE
     scaled = vectors / positive[:, None, :]
     inverse = scaled @ vectors.transpose(0, 2, 1)
-    shares = np.where(flat[:, None, :], vectors**2, 0.0)
+    squares = vectors**2
+    shares = np.where(flat[:, None], squares, 0.0)
     in_flat = shares.sum(2)
     unknown = (in_flat > 1e-6) | ~free
     return _scaled(inverse, scale), ~unknown

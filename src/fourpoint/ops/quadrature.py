@@ -38,7 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -322,7 +322,7 @@ def integrating_in_log_time(
         series = (terms @ coefficients).abs()
         quarter = nodes // 4
         last = series[:, -quarter:].amax(1)
-        third = series[:, -2 * quarter : -quarter]
+        third = series[:, nodes // 2 : -quarter]
         falling = _fall(last, third.amax(1))
         logs = 1 + rates.log().abs()
         of_rates = ROUNDING * eps * (terms * logs).sum(1)
@@ -401,8 +401,9 @@ def _refining(
     begun = yield times, which
     eps = torch.finfo(begun.dtype).eps
     begun = begun.double()
-    rates_at_ends = torch.stack([begun[:, :, 0], begun[:, :, -1]], 2)
-    ends = rates_at_ends.sum(-1)
+    at_a = begun[:, :, 0]
+    at_b = begun[:, :, -1]
+    ends = torch.stack([at_a, at_b], 2).sum(-1)
     inner_rates = begun[:, :, 1:-1]
     value = _sum(inner_rates, a, b)
     probes = yield from _probing(a, b, shortest)
@@ -421,7 +422,8 @@ def _refining(
         fine = _sum(found, low, high)
         own_ends = _gathered(ends, which)
         own_probes = _gathered(probes, which)
-        asked_for = torch.where(high > low, tolerance / (1000 * count), 0.0)
+        least = tolerance / (1000 * count)
+        asked_for = torch.where(high > low, least, 0.0)
         change = fine - _gathered(value, which)
         move = change.abs().sum(-1)
         total = found.sum(-1)
@@ -474,6 +476,16 @@ def _refining(
         work,
         error.gather(1, which),
     )
+    integrals, errors = yield from _over_parts(inner, which)
+    stated = error + rounding
+    whole = _scattered(value, which, _by_fours(integrals))
+    return whole, stated.scatter(1, which, _by_fours(errors))
+
+
+def _over_parts(inner: Asking, which: Chosen) -> Asking:
+    """A computation over four parts of each of the intervals ``which``, which asks for rates of
+    these intervals.
+    """
     times, part = next(inner)
     while True:
         rates = yield times, which.gather(1, part // 4)
@@ -481,9 +493,7 @@ def _refining(
             times, part = inner.send(rates)
         except StopIteration as done:
             integrals, errors = done.value
-            break
-    whole = (error + rounding).scatter(1, which, _by_fours(errors))
-    return _scattered(value, which, _by_fours(integrals)), whole
+            return integrals, errors
 
 
 def _cut(low: PerChosen, high: PerChosen, at_ends: Bool[Tensor, "B H"]) -> Float[Tensor, "B H 5"]:
@@ -504,7 +514,8 @@ def _by_fours(x: Float[Tensor, "B G4 *M"]) -> Float[Tensor, "B G *M"]:
 
 def _gathered(x: Float[Tensor, "B G M"], which: Chosen) -> Float[Tensor, "B H M"]:
     """Rows of ``x``, one for each of the intervals ``which``."""
-    index = which[..., None].expand(-1, -1, x.shape[-1])
+    B, H = which.shape
+    index = which[..., None].expand(B, H, x.shape[-1])
     return x.gather(1, index)
 
 
@@ -523,7 +534,9 @@ def negligible(error: Ends, most: float) -> float:
     kept = ordered
     if count < len(ordered):
         kept = ordered[ordered < ordered[count]]  # equal errors are kept all or not at all
-    return float(kept[-1]) if len(kept) else -1.0
+    if not len(kept):
+        return -1.0
+    return float(kept[-1])
 
 
 def _stalled(
@@ -577,7 +590,8 @@ def _probing(
     most = DEEPEST if known else DEPTH
     wanted = 1 + math.ceil(octaves / 5)
     lags = _probe_lags(min(most, wanted)).to(a)
-    long_first = long.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+    number = long.to(torch.int8)
+    long_first = number.argsort(dim=1, descending=True, stable=True)
     widest = int(long.sum(1).max())
     which = long_first[:, :widest]
     low = a.gather(1, which)
@@ -619,7 +633,8 @@ def _sum(values: Values, a: PerChosen, b: PerChosen) -> Float[Tensor, "B H M"]:
 def _fall(last: Ends, before: Ends) -> Ends:
     """By how much coefficients fell, 1 where they did not."""
     fell = last < before
-    return torch.where(fell, last / torch.where(fell, before, 1.0), 1.0)
+    share = last / torch.where(fell, before, 1.0)
+    return torch.where(fell, share, 1.0)
 
 
 def _doubt(
@@ -662,15 +677,16 @@ def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
 
     x, w = (part.numpy() for part in gauss_legendre(nodes))
     order = np.arange(nodes)
-    polynomials = np.polynomial.legendre.legvander
+    polynomials = partial(np.polynomial.legendre.legvander, deg=nodes - 1)
     scaled = w[:, None] * (2 * order + 1)
-    modes = scaled * polynomials(2 * x - 1, nodes - 1)
+    modes = scaled * polynomials(2 * x - 1)
     at_a = modes @ (-1.0) ** order
     at_b = modes.sum(1)
     lags = _probe_lags(probes).numpy()
-    there = polynomials(2 * lags - 1, nodes - 1)
+    there = polynomials(2 * lags - 1)
     at_probes = modes @ there.T
-    columns = np.column_stack([modes[:, -4:], at_a, at_b, at_probes])
+    last = modes[:, -4:]
+    columns = np.column_stack([last, at_a, at_b, at_probes])
     return torch.from_numpy(columns)
 
 
@@ -689,7 +705,8 @@ def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
 
 
 def _unsettled(error: Tensor, a: Tensor, b: Tensor, tolerance: float, nodes: int) -> Unconverged:
-    row, group = divmod(int(error.argmax()), error.shape[1])
+    worst = int(error.argmax())
+    row, group = divmod(worst, error.shape[1])
     begin = float(a[row, group])
     end = float(b[row, group])
     largest = float(error[row, group])

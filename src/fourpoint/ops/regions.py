@@ -69,17 +69,18 @@ def polygon(corners: Numbers) -> Corners:
     if corners.ndim == 2 and len(corners) > 1:
         closed = np.array_equal(corners[0], corners[-1])
         corners = corners[:-1] if closed else corners
-    shape = corners.shape
-    good = len(shape) == 2 and shape[1] == 2 and shape[0] >= CORNERS
-    finite = bool(np.isfinite(corners).all())
-    if not good or not finite or not area(torch.from_numpy(corners)):
+    enclosed = 0.0
+    planar = corners.shape[1:] == (2,) and len(corners) >= CORNERS
+    if planar and np.isfinite(corners).all():
+        enclosed = area(torch.from_numpy(corners))
+    if enclosed == 0:
         raise UserError(
             "a polygon of three or more corners (x, y) that enclose an area",
-            f"an array of shape {shape}",
+            f"an array of shape {corners.shape}",
             "Pass its corners in order, in km.",
         )
     found = torch.from_numpy(np.ascontiguousarray(corners))
-    return found if area(found) > 0 else found.flip(0)
+    return found if enclosed > 0 else found.flip(0)
 
 
 def area(corners: Corners) -> float:
@@ -113,7 +114,8 @@ def inside(places: Places, corners: Corners, *, margin: float = 0.0) -> Tensor:
     run, rise = along.T
     level = by == ay
     rise = torch.where(level, 1.0, rise)
-    crossing = ax + (y - ay) * run / rise
+    height = y - ay
+    crossing = ax + height * run / rise
     left_of = x < crossing
     crossings = (crosses & left_of).sum(1)
     within = crossings % 2 == 1
@@ -121,7 +123,8 @@ def inside(places: Places, corners: Corners, *, margin: float = 0.0) -> Tensor:
     offset = point - a
     projected = (offset * along).sum(-1)
     share = projected / along.square().sum(-1)
-    nearest = a + share.clamp(0, 1)[..., None] * along
+    bounded = share.clamp(0, 1)
+    nearest = a + bounded[..., None] * along
     distance = (point - nearest).norm(dim=-1)
     near = distance.amin(1) <= margin
     return within | near
@@ -156,7 +159,8 @@ def mass(
     unit_x, unit_y = unit.T
     offset_x, offset_y = offset.unbind(-1)
     h = unit_x * offset_y - unit_y * offset_x
-    squared_scale = width[:, None] + h.square()
+    squared_height = h.square()
+    squared_scale = width[:, None] + squared_height
     scale = squared_scale.sqrt().detach()
     low = torch.asinh(first / scale)
     high = torch.asinh((first + length) / scale)
@@ -165,7 +169,7 @@ def mass(
     shift = range_u[..., None] * x
     u = low[..., None] + shift
     s = scale[..., None] * torch.sinh(u)
-    square = h.square()[..., None] + s.square()
+    square = squared_height[..., None] + s.square()
     ratio = square / width[:, None, None]
     if q is None:
         within = -torch.expm1(-ratio / 2)
@@ -174,8 +178,10 @@ def mass(
         within = -torch.expm1(log_beyond)
     tiny = torch.finfo(places.dtype).tiny
     positive = square.clamp(min=tiny)
-    density = h[..., None] * within / positive
-    each = density * scale[..., None] * torch.cosh(u)
+    height = h[..., None]
+    density = height * within / positive
+    stretch = torch.cosh(u)
+    each = density * scale[..., None] * stretch
     by_edge = (each @ weight) * range_u
     return by_edge.sum(1) / (2 * math.pi)
 
@@ -249,7 +255,8 @@ def unproject(places: Numbers, centre: Point) -> tuple[Numbers, Numbers]:
     cosine = np.cos(angle)
     moved = distance > 0
     divisor = np.where(moved, distance, 1.0)
-    share = np.where(moved, np.sin(angle) / divisor, 1 / EARTH)
+    sinc = np.sin(angle) / divisor
+    share = np.where(moved, sinc, 1 / EARTH)
     east = x * share
     north = y * share
     longitude_0, latitude_0 = centre
