@@ -1,14 +1,16 @@
 """Counts per hour of late departures from New York, forecast a day ahead at every midnight of the
 last two months of 2013, beside Prophet, statsforecast and a Poisson GLM.
 
-    python benchmarks/counts.py [--first 2013-11-01] [--last 2014-01-01] [--paths 1000]
+    python benchmarks/counts.py [--first 2013-11-01] [--last 2014-01-01] [--paths 12000]
     [--refit 7] [--ours ...] [--theirs ...] [--jobs 2] [--cache DIR] [--weather]
 
 All get the same: the events of ``nyc_delays_log`` before each midnight, and the calendar (time of
 day, day of the week) in local time. Our models are fitted again every ``--refit`` days, and at
-every midnight they carry on with the events since. The peers are refitted at every midnight, since
-that is how they learn of recent counts. Days are shared out to ``--jobs`` processes, and a line on
-stderr says how many are done; ``--cache`` keeps the forecasts of peers for the next run.
+every midnight they carry on with the events since. ``Markov-modulated, pooled`` averages the
+distributions of chains with 5, 6 and 8 states (``fourpoint forecast --pool``). The peers are
+refitted at every midnight, since that is how they learn of recent counts. Days are shared out to
+``--jobs`` processes, and a line on stderr says how many are done; ``--cache`` keeps the forecasts
+of peers for the next run.
 
     Prophet       log(1 + count) by hour, daily and weekly seasonality
     MSTL          statsforecast on log(1 + count), seasons of 24 and 168 hours, AutoETS for the rest
@@ -64,8 +66,9 @@ LEVELS = (np.arange(200) + 0.5) / 200
 LOW, HIGH = 0.05, 0.95
 CALENDAR = ("hour", "week", "trend")
 PART = "hourly counts, a day ahead at midnight"
-HEADLINE = "Markov-modulated Poisson"
-SAMPLES = 1000  # of Prophet
+HEADLINE = "Markov-modulated, pooled"
+CHAINS = (5, 6, 8)  # states of the chains whose forecasts are pooled
+SAMPLES = 4000  # of Prophet
 CHUNK = 5  # days of a peer that a process forecasts at once
 Forecaster = Callable[[int], Floats]  # quantiles (hours, levels) of a day, by number
 
@@ -107,7 +110,7 @@ def main() -> None:
     )
     parser.add_argument("--first", default="2013-11-01", help="first day that is forecast")
     parser.add_argument("--last", default="2014-01-01", help="the day after the last one")
-    parser.add_argument("--paths", type=int, default=1000)
+    parser.add_argument("--paths", type=int, default=12_000)
     parser.add_argument("--refit", type=int, default=7, help="days between fits of ours")
     defaults = [name for name in DEFAULTS if name in OURS]
     parser.add_argument("--ours", nargs="*", default=defaults, choices=OURS)
@@ -253,13 +256,13 @@ def weather(record: Record, log: Log, first: str) -> None:
     scores = {}
     for name, data in (("without weather", log.data), ("with weather", log.weather)):
         train, test = log.before(first, data)
-        for label in (HEADLINE, "calendar Poisson"):
-            kind, settings = OURS[label]
+        for label in ("Markov-modulated, 5 states", "calendar Poisson"):
+            [(kind, settings)] = OURS[label]
             fitted = trained(kind(train.marks, **settings), train)
             nats = fp.evaluate(fitted, test).scores["window"].per_event
             scores[label, name] = nats
             print(f"{label}, {name}: {nats:.4f} nats per event from {first} on", flush=True)
-    for label in (HEADLINE, "calendar Poisson"):
+    for label in ("Markov-modulated, 5 states", "calendar Poisson"):
         gain = scores[label, "with weather"] - scores[label, "without weather"]
         record.row(part, label, gain=gain)
         print(f"{label}: same-hour weather gains {gain:.4f} nats per event")
@@ -268,13 +271,15 @@ def weather(record: Record, log: Log, first: str) -> None:
 # ---------------------------------------------------------------------- ours
 
 
-OURS: dict[str, tuple[Callable[..., PointProcess], dict[str, int]]] = {
-    "calendar Poisson": (Poisson, {}),
-    "Hawkes": (Hawkes, {}),
-    "modulated Hawkes": (ModulatedHawkes, {"exponentials": 3}),
-    HEADLINE: (MarkovModulated, {}),
+Kind = tuple[Callable[..., PointProcess], dict[str, int]]
+OURS: dict[str, list[Kind]] = {
+    "calendar Poisson": [(Poisson, {})],
+    "Hawkes": [(Hawkes, {})],
+    "modulated Hawkes": [(ModulatedHawkes, {"exponentials": 3})],
+    "Markov-modulated, 5 states": [(MarkovModulated, {})],
+    HEADLINE: [(MarkovModulated, {"states": states}) for states in CHAINS],
 }
-DEFAULTS = ["calendar Poisson", "Hawkes", HEADLINE]
+DEFAULTS = ["calendar Poisson", "Hawkes", "Markov-modulated, 5 states", HEADLINE]
 
 
 def trained(model: PointProcess, train: Dataset) -> PointProcess:
@@ -285,16 +290,17 @@ def trained(model: PointProcess, train: Dataset) -> PointProcess:
 
 def ours(name: str, log: Log, refit: int, paths: int) -> Forecaster:
     """A model of ours, fitted every ``refit`` days to what came before."""
-    kind, settings = OURS[name]
-    model = kind(log.data.marks, **settings)
+    models: list[PointProcess] = []
 
     def forecast(day: int) -> Floats:
-        nonlocal model
+        nonlocal models
         if day % refit == 0:
             train, _ = log.before(log.days[day])
-            model = trained(kind(train.marks, **settings), train)
+            models = [
+                trained(kind(train.marks, **settings), train) for kind, settings in OURS[name]
+            ]
         table = fp.forecasts(
-            model,
+            models[0],
             log.data,
             horizon="1d",
             by="1h",
@@ -303,6 +309,7 @@ def ours(name: str, log: Log, refit: int, paths: int) -> Forecaster:
             seed=day,
             quantiles=LEVELS,
             whole=True,
+            pooled=models[1:],
         )
         names = [name for name in table.column_names if name.startswith("q")]
         return np.stack([table.column(name).to_numpy() for name in names], 1).astype(np.float64)

@@ -37,6 +37,7 @@ class TableOptions:
     quantiles: str | None
     seed: int
     probability: float | None = None
+    pooled: tuple[Path, ...] = ()
 
     @property
     def wanted(self) -> bool:
@@ -50,6 +51,7 @@ class TableOptions:
         if not self.wanted:
             check_applies("a forecast without -o FILE", "--quantiles", self.quantiles is None)
             check_applies("a forecast without -o FILE", "--interval", self.probability is None)
+            check_applies("a forecast without -o FILE", "--pool", not self.pooled)
             return
         if self.output is None:
             raise UserError(
@@ -92,14 +94,22 @@ class TableOptions:
             return self.by
         return in_units(self.by, events.unit)
 
-    def plan(self, model: PointProcess, paths: int, events: Dataset) -> Plan:
+    def models(self) -> tuple[PointProcess, ...]:
+        """The models of ``--pool``."""
+        from fourpoint.storage.checkpoints import restore
+
+        return tuple(restore(folder) for folder in self.pooled)
+
+    def plan(
+        self, model: PointProcess, pooled: tuple[PointProcess, ...], paths: int, events: Dataset
+    ) -> Plan:
         """What is to be forecast of ``events``."""
-        from fourpoint.inference.forecasts import planned
+        from fourpoint.inference.forecasts import plan_with, planned
 
         found = planned(
             model, events, self.horizon, self.by, self.at, paths, self.seed, self.levels()
         )
-        return replace(found, interval=self.probability)
+        return plan_with(replace(found, interval=self.probability), pooled)
 
     def levels(self) -> tuple[float, ...]:
         """The quantiles as numbers."""
@@ -164,7 +174,7 @@ def write_table(
 
     assert options.output is not None  # `TableOptions.check` asks
     paths = PATHS if options.paths is None else options.paths
-    plan_of = partial(options.plan, model, paths)
+    plan_of = partial(options.plan, model, options.models(), paths)
     if isinstance(events, EventFiles):
         first = plan_of(events.sample(1, options.seed))
         parts = forecast_files(model, events, plan_of, progress=True)

@@ -739,6 +739,13 @@ def forecast(
             help="Add low and high to a table: limits of a count with a probability near P.",
         ),
     ] = None,
+    pool: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="MODEL_DIR",
+            help="Average the distributions of a table with those of another model; repeatable.",
+        ),
+    ] = None,
     seed: typed.Seed = 0,
     buffer: typed.Buffer = None,
     jobs: typed.Jobs = None,
@@ -777,7 +784,16 @@ def forecast(
     check_picture(map)
     interval, reading = interval_or_column(by, reading)
     table = TableOptions(
-        output, everything, horizon, interval, at, paths, quantiles, seed, probability
+        output,
+        everything,
+        horizon,
+        interval,
+        at,
+        paths,
+        quantiles,
+        seed,
+        probability,
+        pooled=tuple(pool or ()),
     )
     others = {"--plot": plot is None, "--map": map is None, "--windows": windows is None}
     others["--uncertainty"] = not uncertain

@@ -22,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence as Ordered
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ UNCALIBRATED = (
     "quantiles are not calibrated: intervals have different lengths, and the model is calibrated "
     "for equal ones, as from a time that --at names"
 )
+POOLED_UNCALIBRATED = "quantiles are not calibrated: they are those of several models together"
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Plan:
     whole: bool = False  # whether quantiles are whole numbers
     interval: float | None = None  # the probability of the interval from low to high
     on_clock: bool = False  # whether intervals end at full hours or days, as `by` says
+    pooled: tuple[PointProcess, ...] = ()  # further models, with an equal share of the paths each
 
 
 class Interval(NamedTuple):
@@ -114,6 +117,7 @@ def forecasts(
     quantiles: Ordered[float] = LEVELS,
     whole: bool = False,
     interval: float | None = None,
+    pooled: Ordered[PointProcess] = (),
     progress: bool = False,
     **reading: Any,
 ) -> pa.Table:
@@ -137,6 +141,9 @@ def forecasts(
             paths do not exceed, instead of those of the mid-distribution, which are interpolated.
         interval: a probability, 0.9 say: also give whole numbers low and high between which, both
             included, the count lies with a probability as near to it as whole numbers allow.
+        pooled: further models of the same types of events. Each model draws an equal share of the
+            paths, so that the forecast is the average of the models' distributions (a linear pool).
+            Such averages are often better than each model alone.
         progress: whether to show a bar with the time left on stderr.
 
     Returns an Arrow table with the columns sequence, mark, start, stop, mean, q05, q50, q95 and
@@ -157,6 +164,7 @@ def forecasts(
     known = as_dataset(model, data, reading)
     plan = planned(model, known, horizon, by, at, paths, seed, quantiles)
     plan = replace(plan, whole=whole, interval=checked_interval(interval))
+    plan = plan_with(plan, pooled)
     parts = list(forecast_parts(model, plan, progress=progress))
     return pa.concat_tables([schema_of(plan).empty_table(), *parts])
 
@@ -235,6 +243,20 @@ def planned(
         "Use longer intervals or fewer paths.",
     )
     return plan
+
+
+def plan_with(plan: Plan, pooled: Ordered[PointProcess]) -> Plan:
+    """The plan with further models, checked."""
+    for model in pooled:
+        check_marks(model.marks, plan.data.marks)
+    models = 1 + len(pooled)
+    if plan.paths < models:
+        raise UserError(
+            "at least one path of every model",
+            f"paths={plan.paths} for {models} models",
+            "Raise the number of paths.",
+        )
+    return replace(plan, pooled=tuple(pooled))
 
 
 def level_name(level: float) -> str:
@@ -393,14 +415,14 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     if counted_from > known_until:
         simulated = simulated_until(plan.data.dates(late), known_until, counted_from)
         notes.append(simulated)
-    if model.calibration is not None and not nearly_equal(np.diff(edges)):
-        notes.append(UNCALIBRATED)
-    with eval_mode(model):
-        batch = events_until(plan.data, plan.at, np.array([row]))
-        knots = model.knots(remember(model, batch))
-    if knots is None:
-        return notes
-    last_knot = float(knots[0, -1])
+    if model.calibration is not None:
+        if plan.pooled:
+            notes.append(POOLED_UNCALIBRATED)
+        elif not nearly_equal(np.diff(edges)):
+            notes.append(UNCALIBRATED)
+    batch = events_until(plan.data, plan.at, np.array([row]))
+    last_knots = [_last_knot(each, batch) for each in (model, *plan.pooled)]
+    last_knot = min(last_knots)
     if end <= last_knot + 1e-9:
         return notes
     when = shown(dates, last_knot)
@@ -408,14 +430,23 @@ def notes_of(model: PointProcess, plan: Plan) -> list[str]:
     return [curves, *notes]
 
 
+def _last_knot(model: PointProcess, batch: Batch) -> float:
+    """Where the functions of time of ``model`` end for the first row of ``batch``."""
+    with eval_mode(model):
+        knots = model.knots(remember(model, batch))
+    return float("inf") if knots is None else float(knots[0, -1])
+
+
 def forecast_parts(
     model: PointProcess, plan: Plan, *, progress: bool = False
 ) -> Iterator[pa.Table]:
     """The table in parts, a batch of sequences each."""
     done = 0
-    with eval_mode(model), bar("forecasting", len(plan.data), show=progress) as step:
+    with ExitStack() as modes, bar("forecasting", len(plan.data), show=progress) as step:
+        for each in (model, *plan.pooled):
+            modes.enter_context(eval_mode(each))
         for group in _batches(plan):
-            counts = _counts(model, plan, group)
+            counts = _pooled_counts(model, plan, group)
             law = _law(model, plan, group)
             levels = count_levels(model, plan, group)
             yield _summary(plan, group, counts, levels, law)
@@ -494,17 +525,27 @@ def forecast_files(
             done += len(chunk)
             step(done)
         for pieces in files.long_sequences():
-            past = None
-            for piece in pieces:
-                part = files.part_of(piece)
-                past = remember(model, part.batch(), past)
+            part = files.part_of(pieces[-1])
             plan = plan_of(part)
             group = next(_batches(plan))
-            wanted, ahead = _wanted(plan, group, part.batch())
-            counts = counts_after(model, past, wanted)[:, int(ahead) :]
+            drawn = []
+            for each, own in _shares(model, plan):
+                past = _remembered(each, files, pieces)
+                wanted, ahead = _wanted(own, group, part.batch())
+                drawn.append(counts_after(each, past, wanted)[:, int(ahead) :])
+            counts = np.concatenate(drawn, axis=-1)
             yield _summary(plan, group, counts, count_levels(model, plan, group), None)
             done += 1
             step(done)
+
+
+def _remembered(model: PointProcess, files: EventFiles, pieces: Ordered[Chunk]) -> Any:
+    """What ``model`` remembers of a sequence in several ``pieces``."""
+    past = None
+    with eval_mode(model):
+        for piece in pieces:
+            past = remember(model, files.part_of(piece).batch(), past)
+    return past
 
 
 def interval_counts(model: PointProcess, plan: Plan) -> tuple[Floats, Counts]:
@@ -675,6 +716,22 @@ def events_until(data: Dataset, at: Floats, rows: Integers) -> Batch:
 # ---------------------------------------------------------------------- counts
 
 
+def _pooled_counts(model: PointProcess, plan: Plan, group: Interval) -> Counts:
+    """Events of every sequence per interval, mark and path, (R, W, M, paths), of the model and of
+    those that are pooled with it.
+    """
+    counts = [_counts(each, own, group) for each, own in _shares(model, plan)]
+    return np.concatenate(counts, axis=-1)
+
+
+def _shares(model: PointProcess, plan: Plan) -> Iterator[tuple[PointProcess, Plan]]:
+    """The model and those pooled with it, each with its share of the paths."""
+    models = (model, *plan.pooled)
+    share, left = divmod(plan.paths, len(models))
+    for number, each in enumerate(models):
+        yield each, replace(plan, paths=share + (number < left))
+
+
 def _counts(model: PointProcess, plan: Plan, group: Interval) -> Counts:
     """Events of every sequence per interval, mark and path, (R, W, M, paths)."""
     batch = events_until(plan.data, plan.at, group.rows)
@@ -700,6 +757,8 @@ def _counts(model: PointProcess, plan: Plan, group: Interval) -> Counts:
 @torch.no_grad()
 def _law(model: PointProcess, plan: Plan, group: Interval) -> CountLaw | None:
     """The law of the counts of a group's intervals; None where it has no closed form."""
+    if plan.pooled:
+        return None
     batch = events_until(plan.data, plan.at, group.rows)
     wanted, ahead = _wanted(plan, group, batch)
     law = model.count_law(batch, wanted.edges)
@@ -780,7 +839,7 @@ def counts_after(model: PointProcess, past: Any, wanted: Wanted) -> Counts:
 
 def count_levels(model: PointProcess, plan: Plan, group: Interval) -> tuple[Levels, ...] | None:
     """The calibrated levels of the intervals; None if the model has none for such intervals."""
-    if model.calibration is None:
+    if model.calibration is None or plan.pooled:
         return None
     ahead = (plan.at < plan.begin).any()
     lengths = np.diff(group.edges, axis=1)

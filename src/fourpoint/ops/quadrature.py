@@ -304,7 +304,7 @@ def integrating_in_log_time(
     count = 4 * quarters.clamp(max=LARGEST + 4)
     value = torch.zeros_like(left)
     error = torch.full_like(left, torch.inf)
-    for nodes in count.unique().tolist():
+    for nodes in map(int, count.unique()):
         if nodes > LARGEST:
             continue
         which = torch.nonzero(count == nodes)[:, 0]
@@ -692,7 +692,7 @@ def _readings(nodes: int, probes: int) -> Float[Tensor, "Q R"]:
 
 def _not_finite(value: Tensor, a: Tensor, b: Tensor) -> Unconverged:
     places = torch.nonzero(~torch.isfinite(value))
-    row, group = places[0].tolist()
+    row, group = map(int, places[0])
     begin = float(a[row, group])
     end = float(b[row, group])
     received = float(value[row, group])
