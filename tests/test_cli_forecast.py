@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pyarrow import csv
 from typer.testing import CliRunner
 
 import fourpoint
@@ -364,3 +365,17 @@ def test_integrals_that_do_not_settle_end_in_three_clauses_and_code_2(tmp_path: 
         and "inf over" in text
         and "The model's rate explodes" in text
     )
+
+
+def test_forecasts_of_two_saved_models_are_pooled(place: Path) -> None:
+    data = place / "calls.parquet"
+    words = ["--horizon", 2, "--all", "--paths", 40]
+    call("forecast", place / "model", data, *words, "-o", place / "one.csv")
+    pooled = ["--pool", place / "model", "-o", place / "two.csv"]
+    assert "40 paths" in call("forecast", place / "model", data, *words, *pooled).stdout
+    one, two = (csv.read_csv(place / name) for name in ("one.csv", "two.csv"))
+    assert two.column_names == one.column_names and two.num_rows == one.num_rows
+    no_table = ["--horizon", 2, "--pool", place / "model"]
+    assert "--pool" in refused(place, "forecast", place / "model", data, *no_table)
+    missing = [*words, "-o", place / "three.csv", "--pool", place / "nothing"]
+    assert "fourpoint fit" in refused(place, "forecast", place / "model", data, *missing)

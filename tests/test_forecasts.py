@@ -554,3 +554,33 @@ def test_means_and_chances_are_those_of_the_law_where_it_is_known(name: str) -> 
     assert (np.abs(share - np.array(first["p_any"].to_pylist())) < 4.5 * wide).all()
     rare = [row["p_any"] for row in few.to_pylist() if row["mark"] == "1"]
     assert 1e-4 < min(rare) < 0.01
+
+
+def test_pooled_forecasts_are_the_average_of_distributions() -> None:
+    """Each model draws its share of the paths, as it does alone."""
+    data = histories(2)
+    slow = Hawkes(MARKS, baseline=0.1, branching=0.3, decay=1.0)
+    fast = Hawkes(MARKS, baseline=4.0, branching=0.3, decay=1.0)
+    pooled = forecasts(slow, data, 2.0, paths=41, pooled=[fast], whole=True, quantiles=[0.25, 0.75])
+    for row in range(len(data)):
+        one = data.select(np.array([row]))
+        parts = []
+        for model, paths in ((slow, 21), (fast, 20)):
+            _, counts = module.interval_counts(model, planned(model, one, 2.0, paths=paths))
+            parts.append(counts[0].sum(0))
+        drawn = np.concatenate(parts)
+        place = row * (1 + len(MARKS.names))
+        assert pooled.column("mark")[place].as_py() == ""
+        assert pooled.column("mean")[place].as_py() == pytest.approx(drawn.mean())
+        assert pooled.column("p_any")[place].as_py() == pytest.approx((drawn > 0).mean())
+        low, high = (pooled.column(name)[place].as_py() for name in ("q25", "q75"))
+        assert parts[0].mean() < parts[1].mean() and low < high
+
+
+def test_models_that_cannot_be_pooled_are_refused() -> None:
+    data = histories(2)
+    model = Hawkes(MARKS)
+    with pytest.raises(UserError, match="at least one path of every model"):
+        forecasts(model, data, 1.0, paths=1, pooled=[Hawkes(MARKS)])
+    with pytest.raises(UserError, match="type"):
+        forecasts(model, data, 1.0, pooled=[Hawkes(MarkSpace.categorical(["green"]))])
