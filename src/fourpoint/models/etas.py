@@ -720,14 +720,16 @@ class ETAS(PointProcess[ETASHistory]):
         known = h.known()
         lag = torch.where(known, time[:, None] - h.when, 0.0)
         decay = omori.density(lag, s.p, s.c, s.taper)
-        pull = self._factors(h.features, s) * decay
+        factors = self._factors(h.features, s)
+        pull = factors * decay
         inside = self._inside(h.places, h.delta, s)
         pull = s.productivity * pull * inside
         triggered = torch.where(known, pull, 0.0)
         background = s.background.sum().expand(B, 1)
         rates = torch.cat([background, triggered], 1)
         shares = rates.cumsum(1)
-        coin = _uniform(B, random)[:, None] * shares[:, -1:]
+        total = shares[:, -1:]
+        coin = _uniform(B, random)[:, None] * total
         chosen = torch.searchsorted(shares, coin, right=True)[:, 0]
         last = shares.shape[1] - 1
         parent = chosen.clamp(max=last) - 1
@@ -736,10 +738,11 @@ class ETAS(PointProcess[ETASHistory]):
         while len(waiting):
             own = parent[waiting]
             centre = h.places[waiting, own]
-            away = self._scatter(h.delta[waiting, own], s, random)
-            drawn = centre + away
+            delta = h.delta[waiting, own]
+            drawn = centre + self._scatter(delta, s, random)
             good = regions.inside(drawn, self.corners)
-            found[waiting[good]] = drawn[good]
+            placed = waiting[good]
+            found[placed] = drawn[good]
             waiting = waiting[~good]
         return found
 
@@ -777,7 +780,8 @@ class ETAS(PointProcess[ETASHistory]):
                 near = centre + deviation * away
                 drawn = torch.where(by_kernel[waiting], near, drawn)
             good = regions.inside(drawn, self.corners)
-            found[waiting[good]] = drawn[good]
+            placed = waiting[good]
+            found[placed] = drawn[good]
             waiting = waiting[~good]
         return found
 

@@ -433,8 +433,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     weight = data.scored_exposure
     if weight is not None:
         a, b = _ends_of_stretches(data, row, nth)
-        scored = np.append(0, np.cumsum(data.scored))
-        some = scored[b] > scored[a]
+        before = np.append(0, np.cumsum(data.scored))
+        some = before[b] > before[a]
         row = row[some]
         nth = nth[some]
     stretches = len(row)

@@ -263,7 +263,8 @@ def _integrals(
     width = duration[..., None] * beta
     fade = torch.exp(-since)
     passed = -torch.expm1(-width)
-    mass = fade * passed * weight[..., None]
+    in_gap = fade * passed
+    mass = in_gap * weight[..., None]
     excitation = history.excitation[row, seen]
     total = torch.einsum("bgj,bgjn->jn", mass, excitation)
     exposed = (duration * weight).sum()

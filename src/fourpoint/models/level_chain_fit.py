@@ -89,8 +89,8 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     evidence = (logs - largest).exp()
     T = chain.transitions
     first = chain.stationary.expand(len(evidence), -1)
-    ahead = filtered(first, evidence, phase, T)[:, :-1]
-    forward = ahead * evidence
+    ahead = filtered(first, evidence, phase, T)
+    forward = ahead[:, :-1] * evidence
     last = torch.ones_like(evidence[:, 0])
     before = phase.roll(1, 1)  # of the block before each
     reversed_evidence = evidence.flip(1)
@@ -99,8 +99,8 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     joint = forward * backward
     total = joint.sum(-1, keepdim=True)
     state = joint / total.clamp(min=FLOOR)
-    after = evidence[:, 1:] * backward[:, 1:]
-    _improve_transitions(chain, forward[:, :-1], after, phase[:, :-1])
+    weighted = evidence * backward
+    _improve_transitions(chain, forward[:, :-1], weighted[:, 1:], phase[:, :-1])
     _improve_levels(chain, blocks, state)
     _improve_shapes(chain, blocks, state)
     level = blocks.levels(chain)

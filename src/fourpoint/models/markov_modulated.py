@@ -509,8 +509,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         total = each.sum(-1)
         exposure = at_b - at_a
         observed = exposure > 0
-        level = there.levels(line.levels_of(block_a), chain.shape)
-        mean = (there.belief * level).sum(-1)
+        mean = _mean_level(there, line.levels_of(block_a), chain)
         ratio = total / torch.where(observed, exposure, 1.0)
         from_survival = -log_survival * ratio
         whole = torch.where(observed, from_survival, mean * total)
@@ -541,8 +540,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         block, block_a, block_b = line.block.split(1, 1)
         chain = self.chain
         there, _ = carried(known, passed, block, at_a, block_a, line, chain)
-        level = there.levels(line.levels_of(block_a), chain.shape)
-        mean = (there.belief * level).sum(-1)[:, 0]
+        mean = _mean_level(there, line.levels_of(block_a), chain)[:, 0]
         blocks = line.level.shape[1]
         number = torch.arange(blocks, device=a.device)
         follows = number > block_a
@@ -561,10 +559,10 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Paths of the chain and factors of its blocks from their distribution given the past, and
         Poisson numbers given both.
         """
-        now = wanted.edges[:, 0]
+        now = wanted.edges[:, 0].copy()
         end = wanted.edges[:, -1]
         history = self.encode(batch).latest()
-        known = self.move(history, torch.from_numpy(now.copy()))
+        known = self.move(history, torch.from_numpy(now))
         spans = np.stack([now, end], 1)
         line = self._timeline(torch.from_numpy(spans), batch.context)
         starts = line.starts.numpy()
@@ -574,8 +572,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         rows, columns = wanted.edges.shape
         shape = (rows, columns - 1, self.marks.count, wanted.paths)
         found = np.zeros(shape, dtype=np.int32)
-        for r in range(rows):
-            edges = wanted.edges[r]
+        for r, edges in enumerate(wanted.edges):
             begins = starts[r]
             inside = (begins > now[r]) & (begins < end[r])
             times = np.concatenate([edges, begins[inside]])
@@ -706,7 +703,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             return torch.zeros(starts.shape, dtype=torch.int64, device=starts.device)
         origin = self._origin(starts[:, 0], context)[:, None]
         finite = torch.where(starts.isfinite(), starts, 0.0)
-        begins = origin + finite * float(self.seconds)
+        since = finite * float(self.seconds)
+        begins = origin + since
         seconds = begins + self.block / 2
         zone = self._spec().zone
         if zone is not None:
@@ -811,6 +809,14 @@ def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> nd
     below = uniform >= cumulative
     last = cumulative.shape[1] - 1
     return np.minimum(below.sum(1), last)
+
+
+def _mean_level(
+    known: Knowledge, level: Float[Tensor, "B X K"], chain: LevelChain
+) -> Float[Tensor, "B X"]:
+    """The expected level, where ``level`` holds those of all states."""
+    expected = known.levels(level, chain.shape)
+    return (known.belief * expected).sum(-1)
 
 
 def _gathered(known: Knowledge, seen: Int[Tensor, "B G"]) -> Knowledge:

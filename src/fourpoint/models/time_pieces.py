@@ -177,8 +177,9 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
             end = (b + shift - phase) / step
             lowest = math.ceil(begin)
             highest = math.floor(end)
-            grid = np.arange(lowest, highest + 1)
-            found.append(grid * step + phase - shift)
+            number = np.arange(lowest, highest + 1)
+            local = number * step + phase
+            found.append(local - shift)
     seconds = np.concatenate(found) - origin
     return np.asarray(seconds / spec.seconds)
 

@@ -623,9 +623,10 @@ class SeismicDAPP(ETAS):
         corners = self.corners @ self.stretch.T
         ground = torch.zeros(len(times), len(self.scales), dtype=torch.float64)
         for scale in range(len(self.lengths)):
-            variance = self.lengths[scale].square() * width
-            share = regions.mass(moved, variance, corners)
-            ground += boost * share[:, None] * self.spectrum[:, scale]
+            square = self.lengths[scale].square()
+            share = regions.mass(moved, square * width, corners)
+            inside_region = boost * share[:, None]
+            ground += inside_region * self.spectrum[:, scale]
         spread = torch.exp(s.log_width) * width
         parts = (times, places, moved, kappa, spread, 1 / width, boost, inside, ground)
         return Kernels(*(np.ascontiguousarray(x.detach().numpy()) for x in parts))
@@ -914,9 +915,10 @@ class SeismicDAPP(ETAS):
         decay = _fade(lag, fast)
         weight = etas[0] * known.inside
         passed = (1 - fade) @ masses
-        passed_of_scales = known.ground * (1 - decay)
-        due = weight * passed + passed_of_scales.sum(1)
-        power = weight * (fade @ (decays * masses))
+        of_scales = known.ground * (1 - decay)
+        due = weight * passed + of_scales.sum(1)
+        density = fade @ (decays * masses)
+        power = weight * density
         by_scale = known.ground * decay * fast
         finite = np.isfinite(shape)
         given = history.given[b, :n].numpy()
@@ -924,12 +926,15 @@ class SeismicDAPP(ETAS):
         expected = shape + due
         factor = np.ones(n)
         factor[finite] = found[finite] / expected[finite]
-        table = np.column_stack([power, by_scale]) * factor[:, None]
-        total = float(self._background_rate())
-        coin = _coin(random) * (total + table.sum())
-        if coin < total or not n:
+        kernels = np.column_stack([power, by_scale])
+        table = kernels * factor[:, None]
+        background = float(self._background_rate())
+        total = background + table.sum()
+        coin = _coin(random) * total
+        if coin < background or not n:
             return self._draw_background_place(history, b, known, random)
-        cell = int(np.searchsorted(table.cumsum(), coin - total, side="right"))
+        height = coin - background
+        cell = int(np.searchsorted(table.cumsum(), height, side="right"))
         last = table.size - 1
         j, k = divmod(min(cell, last), table.shape[1])
         return self._draw_offspring(history, b, j, k - 1, random)
