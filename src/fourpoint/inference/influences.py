@@ -288,7 +288,8 @@ def _of_hawkes(
     tests = edge_tests(model, data, shared)
     notes = []
     if model.profiles or not model.errors or tests is None:
-        limits = model.intervals(level)["branching"].reshape(-1, M, M, 2).sum(0)
+        by_decay = model.intervals(level)["branching"]
+        limits = by_decay.reshape(-1, M, M, 2).sum(0)
     else:
         limits = _from_tests(model, tests, level)
         notes.append("intervals treat the decay and the calendar as known")
@@ -547,7 +548,8 @@ def _some_effects(
     end = last[:, None]
     index = first[:, None] + np.arange(widest)
     valid = index < end
-    flat = offsets[:, None] + np.minimum(index, end - 1)
+    inside = np.minimum(index, end - 1)
+    flat = offsets[:, None] + inside
     times = data.times[flat]
     stops = np.maximum(data.stops[rows], times[:, -1])
     context = None

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import History, PointProcess, place_or_nothing, places_of
+from fourpoint.models.base import History, PointProcess, place_or_nothing, places_of, which_happened
 from fourpoint.models.event_features import EventFeatures, EventFeaturesSpec
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.hawkes import Clusters
@@ -296,7 +296,8 @@ class ETAS(PointProcess[ETASHistory]):
         number = np.arange(QUANTILES) + 0.5
         level = number / QUANTILES
         decay = b * math.log(10)
-        above = -np.log1p(-level[:, None]) / decay
+        log_tail = np.log1p(-level[:, None])
+        above = -log_tail / decay
         table = smallest + above
         mean = float(table.mean())
         scale = float(table.std())
@@ -504,18 +505,22 @@ class ETAS(PointProcess[ETASHistory]):
             places = places_of(batch)
             driven = driven * self._inside(places, delta, s)
         driven = torch.where(batch.valid, driven, 0.0)
-        first = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([first, batch.times], 1)
         _, decays = s.mixture()
-        gaps = times.diff(dim=1)[..., None]
-        fade = torch.exp(-decays * gaps)
-        driven = driven[..., None].expand(*driven.shape, len(decays))
-        start = decays.new_zeros(len(times), 1, len(decays))
+        exponentials = len(decays)
         begins = batch.start
+        first = begins[:, None]
+        start = decays.new_zeros(len(first), 1, exponentials)
         if before is not None:
-            start = before.states[:, -1:]
             begins = before.start
-            head = driven[:, :1] + fade[:, :1] * start
+            first = before.times[:, -1:]
+            start = before.states[:, -1:]
+        times = torch.cat([first, batch.times], 1)
+        gaps = times.diff(dim=1)
+        fade = torch.exp(-decays * gaps[..., None])
+        driven = driven[..., None].expand(*driven.shape, exponentials)
+        if before is not None:
+            carried = fade[:, :1] * start
+            head = driven[:, :1] + carried
             driven = torch.cat([head, driven[:, 1:]], 1)
         states = driven
         if driven.shape[1]:
@@ -541,7 +546,7 @@ class ETAS(PointProcess[ETASHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> ETASHistory:
         """One event more."""
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         s = self.strengths()
         h = history
         row = torch.arange(len(time))
@@ -619,7 +624,9 @@ class ETAS(PointProcess[ETASHistory]):
         """log lambda(t, x), per unit of time and km^2."""
         s = self.strengths()
         B, G, Q = times.shape
-        index = torch.arange(G).expand(B, G) if seen is None else seen
+        index = seen
+        if index is None:
+            index = torch.arange(G).expand(B, G)
         index = torch.minimum(index, history.lengths[:, None])
         flat_places = places.reshape(-1, 2)
         background = self._background_density(flat_places, s).reshape(B, G * Q)
@@ -654,8 +661,9 @@ class ETAS(PointProcess[ETASHistory]):
         places = places_of(batch)
         for b in range(len(found)):
             n = int(history.lengths[b])
+            when = batch.times[b, :n]
             where = places[b, :n]
-            asked = Queries(batch.times[b, :n], where, torch.arange(n))
+            asked = Queries(when, where, torch.arange(n))
             background = self._background_density(where, s)
             floor = background / factor
             sums = grouped_sums(history.sources(b), asked, theta, floor)
@@ -718,7 +726,8 @@ class ETAS(PointProcess[ETASHistory]):
         assert h.places is not None  # the model has a box
         B = len(time)
         known = h.known()
-        lag = torch.where(known, time[:, None] - h.when, 0.0)
+        since = time[:, None] - h.when
+        lag = torch.where(known, since, 0.0)
         decay = omori.density(lag, s.p, s.c, s.taper)
         factors = self._factors(h.features, s)
         pull = factors * decay
@@ -869,7 +878,8 @@ class ETAS(PointProcess[ETASHistory]):
         level = _uniform(size, random) * total
         last = len(each) - 1
         parent = torch.searchsorted(each, level).clamp(max=last)
-        share = low[parent] + in_window[parent] * _uniform(size, random)
+        level = _uniform(size, random)
+        share = low[parent] + in_window[parent] * level
         lag = omori.inverse(share, s.p, s.c, s.taper)
         times = (when[parent] + lag).clamp(start, stop)
         away = self._scatter(delta[parent], s, random)
@@ -916,7 +926,8 @@ class ETAS(PointProcess[ETASHistory]):
         low = s.share_until(begin - parents.time)
         high = s.share_until(until_end.clamp(min=0))
         in_span = high - low
-        mean = s.productivity * parents.factor * in_span.clamp(min=0)
+        offspring = s.productivity * parents.factor
+        mean = offspring * in_span.clamp(min=0)
         counts = torch.poisson(mean, generator=random).long()
         number = torch.arange(len(begin))
         index = number.repeat_interleave(counts)

@@ -133,7 +133,7 @@ def _profiles(
     directions = W + J
     third = np.zeros((M, directions))
     counts = line.counts[line.counts > 0]
-    few = len(counts) > 0 and counts.min() < PLENTY
+    few = counts.min(initial=PLENTY) < PLENTY
     work = 3.0 * len(line.gaps) * W * directions
     if few and work <= MOST_THIRD:
         joint = ways.joint.transpose(1, 0, 2)
@@ -433,8 +433,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     weight = data.scored_exposure
     if weight is not None:
         a, b = _ends_of_stretches(data, row, nth)
-        before = np.append(0, np.cumsum(data.scored))
-        some = before[b] > before[a]
+        scored = np.append(0, np.cumsum(data.scored))
+        some = scored[b] > scored[a]
         row = row[some]
         nth = nth[some]
     stretches = len(row)
@@ -446,7 +446,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     nth = nth[chosen]
     a, b = _ends_of_stretches(data, row, nth)
     # A stretch is watched from the event before it to the event after it.
-    starts = np.where(nth > 0, data.times[a - 1], data.starts[row])
+    before = data.times[a - 1]
+    starts = np.where(nth > 0, before, data.starts[row])
     after = np.minimum(b, data.events - 1)
     goes_on = b < data.offsets[row + 1]
     stops = np.where(goes_on, data.times[after], data.stops[row])
@@ -523,7 +524,8 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
             f"{int(used.sum())} of {len(used)} exponentials are enough: the others have "
             "branching ratio 0"
         )
-    at_end = (best.u <= span.low) | (best.u >= span.high)
+    slowest = best.u <= span.low
+    at_end = slowest | (best.u >= span.high)
     for u in best.u[used & at_end]:
         decay = np.exp(u) / unit
         ties = ""

@@ -117,7 +117,8 @@ def edge_tests(
     alpha = branching.transpose(1, 0, 2).reshape(M, -1)
     ones = np.ones((M, 1))
     own = np.concatenate([ones, alpha], 1)
-    happens = np.array([columns.shape[1] > 0 for columns in designs.columns])[:, None]
+    counts = np.array([columns.shape[1] for columns in designs.columns])
+    happens = counts[:, None] > 0
     positive = np.where(happens, own, 1.0)
     before = designs.derivatives(positive).values
     start = np.where(happens, own, 0.0)
@@ -146,12 +147,13 @@ def edge_tests(
     unknown = ~happens | (sources == 0)
     deviance = np.maximum(deviance, 0.0)
     deviance[unknown] = np.nan
-    excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M)
+    end = 1 + J * M
+    excitation = best.theta[:, 1:end].reshape(M, J, M)
     any_excitation = excitation.max(1) > 0
     without_excitation = np.where(unknown, np.nan, 1.0)
     with_excitation = _p_values(deviance, J)
     p_values = np.where(any_excitation, with_excitation, without_excitation)
-    gain = np.sum(gains[happens[:, 0]])
+    gain = np.sum(gains[counts > 0])
     return EdgeTests(deviance, p_values, float(gain), errors)
 
 

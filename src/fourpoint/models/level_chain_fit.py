@@ -100,7 +100,9 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     total = joint.sum(-1, keepdim=True)
     state = joint / total.clamp(min=FLOOR)
     weighted = evidence * backward
-    _improve_transitions(chain, forward[:, :-1], weighted[:, 1:], phase[:, :-1])
+    left = forward[:, :-1]
+    right = weighted[:, 1:]
+    _improve_transitions(chain, left, right, phase[:, :-1])
     _improve_levels(chain, blocks, state)
     _improve_shapes(chain, blocks, state)
     level = blocks.levels(chain)

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, Steps, UserError
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import PointProcess, space_without_places, which_happened
 from fourpoint.models.effects import DAY, TREND, EffectsSpec, zone_offsets
 from fourpoint.models.effects_fit import PIECE, EffectsFit, fit_effects
 from fourpoint.models.level_chain import (
@@ -381,7 +381,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
                 times = times[inside]
                 place = np.searchsorted(begins, times, "right") - 1
                 block = np.maximum(place, 0)
-                values = values[block] * exposure.at(i, times)[:, 0]
+                observed = exposure.at(i, times)[:, 0]
+                values = values[block] * observed
             all_times.append(times)
             all_values.append(values)
         lengths = [len(times) for times in all_times]
@@ -451,7 +452,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         place: Float[Tensor, "B k"] | None = None,
         features: Float[Tensor, "B F"] | None = None,
     ) -> ChainHistory:
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         at = torch.where(happened, time, last_time(history))
         now, level = self._carried_from_last(history, at)
         factor = torch.where(happened[:, None, None], level, 1.0)
@@ -481,7 +482,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         now, level = self._carried(history, times, seen)
         mean = (now.belief * level).sum(-1)
         log_level = mean.view(times.shape).clamp(min=FLOOR).log()
-        return self._log_population(times, history.context) + log_level[..., None]
+        log_population = self._log_population(times, history.context)
+        return log_population + log_level[..., None]
 
     def closed_integral(
         self,
@@ -497,7 +499,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         if not a.numel():
             return a[..., None] * self.log_rate
         start, known = self._anchors(history, seen)
-        line = self._timeline(torch.cat([start, a, b], 1), history.context)
+        times = torch.cat([start, a, b], 1)
+        line = self._timeline(times, history.context)
         G = a.shape[1]
         passed, at_a, at_b = line.passed.split(G, 1)
         block, block_a, block_b = line.block.split(G, 1)
@@ -523,7 +526,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Those of the effects, and the ends of blocks."""
         ends = self._block_starts(low, high, history.context)
         own = super().jumps(history, low, high)
-        return ends if own is None else torch.cat([own, ends], 1)
+        if own is None:
+            return ends
+        return torch.cat([own, ends], 1)
 
     @torch.no_grad()
     def upper_bound(
@@ -552,7 +557,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
             effects = self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
             log_rate = log_rate + effects
         bound = log_rate.exp().sum(-1)
-        return bound * torch.maximum(mean, largest) * (1 + 1e-9)
+        level_bound = torch.maximum(mean, largest)
+        return bound * level_bound * (1 + 1e-9)
 
     @torch.no_grad()
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
@@ -574,7 +580,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         found = np.zeros(shape, dtype=np.int32)
         for r, edges in enumerate(wanted.edges):
             begins = starts[r]
-            inside = (begins > now[r]) & (begins < end[r])
+            begun = begins > now[r]
+            inside = begun & (begins < end[r])
             times = np.concatenate([edges, begins[inside]])
             cuts = np.unique(times)
             means = integrals(r, cuts, pieces, exposure)
@@ -796,8 +803,10 @@ class MarkovModulated(PointProcess[ChainHistory]):
             middle = left + width / 2
             observed = exposure.at(middle)[..., 0]
             total = total * observed
-        passed = nn.functional.pad(total.cumsum(1), (1, 0))
-        passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
+        sums = total.cumsum(1)
+        sums_of_each = each.cumsum(1)
+        passed = nn.functional.pad(sums, (1, 0))
+        passed_each = nn.functional.pad(sums_of_each, (0, 0, 1, 0))
         place = torch.searchsorted(grid, wanted.contiguous())
         wide = place[..., None].expand(-1, -1, self.marks.count)
         return passed.gather(1, place), passed_each.gather(1, wide)

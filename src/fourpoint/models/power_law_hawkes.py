@@ -27,6 +27,7 @@ from fourpoint.models.base import (
     log_exposure,
     own_mark,
     space_without_places,
+    which_happened,
 )
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops import omori
@@ -232,7 +233,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> PowerLawHistory:
         """One event more; the last position alone."""
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         _, decays = self._mixture()
         last = history.latest()
         before = last.times[:, 0]

@@ -53,7 +53,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels import numba_seismic, numba_seismic_groups
 from fourpoint.models import fit_limits
-from fourpoint.models.base import box_of, place_or_nothing
+from fourpoint.models.base import box_of, place_or_nothing, which_happened
 from fourpoint.models.etas import ETAS, EXPLODED, ETASHistory, Shape
 from fourpoint.models.spatial.hawkes import Clusters
 from fourpoint.models.spatial.seismic_groups import chosen, groups_of, pays
@@ -326,7 +326,7 @@ class SeismicDAPP(ETAS):
         """One event more, which attends to those before it."""
         if not isinstance(history, SeismicHistory):
             return super().extend(history, time, mark, active, place, features)
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         where = place_or_nothing(place, happened, 2)
         own, delta, _ = self._one(len(time), mark, features, self.strengths())
         lengths = history.lengths + happened
@@ -500,7 +500,9 @@ class SeismicDAPP(ETAS):
         fresh = first if self.evidence[0] > 0 else 2**62
         drawn, features = self._drawn()
         sources = self.sources.detach().numpy()
-        inside = regions.mass(self.sources[:, :2], self.sources[:, 2], self.corners).numpy()
+        centres = self.sources[:, :2]
+        variances = self.sources[:, 2]
+        inside = regions.mass(centres, variances, self.corners).numpy()
         area = 2 * math.pi * sources[:, 2]
         peaks = sources[:, 3] / (area * inside)
         nodes = torch.stack(gauss_legendre(regions.NODES), 1).double().numpy()
@@ -639,9 +641,10 @@ class SeismicDAPP(ETAS):
         omega = torch.zeros_like(s.c)
         if s.taper is not None:
             omega = 1 / s.taper
-        log_peak = omori.log_normaliser(s.p, s.c, s.taper) - s.p * s.c.log()
-        peak = torch.exp(log_peak)
-        etas = [float(x.detach()) for x in (self.kernel_weight, s.c, s.p, s.q, omega, peak)]
+        log_factor = omori.log_normaliser(s.p, s.c, s.taper)
+        log_peak = log_factor - s.p * s.c.log()
+        scalars = (self.kernel_weight, s.c, s.p, s.q, omega, log_peak.exp())
+        etas = [float(x.detach()) for x in scalars]
         tail = np.zeros((0, 2))
         if self.kernel_weight > 0:
             weights, decays = s.mixture()
@@ -758,9 +761,11 @@ class SeismicDAPP(ETAS):
         """
         n = len(known.times)
         static, first, kernel, base = ground
-        groups = groups_of(self, known, history.delta[b, :n], history.features[b, :n])
-        size = len(groups.times) - n
-        memory = [np.ones(n), np.full(n, -np.inf), np.ones(size), np.full(size, -np.inf)]
+        events = history.sources(b)
+        groups = groups_of(self, known, events.delta, events.features)
+        memory = []
+        for size in (n, len(groups.times) - n):
+            memory += [np.ones(size), np.full(size, -np.inf)]
         attention = _attention(history, b, n)
         which = np.arange(begin, n)
         level = base[0] + base[1] * static[begin:]
@@ -808,14 +813,16 @@ class SeismicDAPP(ETAS):
         seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q"]:
         B, G, Q = times.shape
-        position = torch.arange(G).expand(B, G) if seen is None else seen
+        position = seen
+        if position is None:
+            position = torch.arange(G).expand(B, G)
         position = torch.minimum(position, history.lengths[:, None])
         size = G * Q
         everywhere = kind != numba_seismic.AT_PLACE
         found = torch.zeros(B, size, dtype=torch.float64)
         for b in range(B):
             n, known = self._row(history, b)
-            after = position[b][:, None].expand(G, Q).reshape(-1)
+            after = position[b].repeat_interleave(Q)
             asked = times[b].reshape(-1)
             until = asked
             if ends is not None:
