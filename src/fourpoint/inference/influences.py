@@ -315,7 +315,8 @@ def _of_hawkes(
                 "the model was not fitted to these events: they decide about edges, and the "
                 "matrix and its intervals are those of the training data"
             )
-    known = np.isfinite(limits[..., 1]) & np.isfinite(p_values)
+    bounded = np.isfinite(limits[..., 1])
+    known = bounded & np.isfinite(p_values)
     p_values = np.where(known, p_values, np.nan)
     total = None
     if model.spectral_radius < 1:
@@ -395,7 +396,8 @@ def _one_shared_level(
     counts = np.maximum(pieces, 1).astype(np.int64)
     if counts.sum() * M > MOST_PIECES:
         return None
-    away = np.arange(-4 * PIECES, 4 * PIECES + 1)
+    farthest = 4 * PIECES
+    away = np.arange(-farthest, farthest + 1)
     kernel = np.exp(-np.abs(away) / PIECES)
     scored_marks = data.mark_ids[data.scored]
     of_type = np.bincount(scored_marks, minlength=M).astype(np.float64)
@@ -543,7 +545,8 @@ def _some_effects(
     places = left_out.places[some]
     offsets = data.offsets[rows]
     first = np.maximum(places - BEFORE, 0)
-    last = np.minimum(places + AFTER + 1, data.lengths[rows])
+    after = places + AFTER + 1
+    last = np.minimum(after, data.lengths[rows])
     widest = int((last - first).max())
     end = last[:, None]
     index = first[:, None] + np.arange(widest)
@@ -629,7 +632,8 @@ def _of_effects(
         freedom[a] = count - 1
     notes = ["parameters are treated as known: intervals and tests are over events of the data"]
     if spread is not None:
-        error = np.sqrt(error**2 + spread**2)
+        variances = error**2 + spread**2
+        error = np.sqrt(variances)
         notes = ["intervals and tests include the uncertainty of parameters"]
     upper = (1 + level) / 2
     half = stdtrit(freedom, upper) * error
@@ -670,7 +674,8 @@ def _clusters(data: Dataset, left_out: _LeftOut) -> ndarray:
     if len(data) >= FEW_SEQUENCES:
         return left_out.rows
     rows = left_out.rows
-    per_sequence = -(-BLOCKS // max(1, len(data)))
+    sequences = max(1, len(data))
+    per_sequence = -(-BLOCKS // sequences)
     times = data.times[data.offsets[rows] + left_out.places]
     since = times - data.starts[rows]
     share = since / data.durations[rows]

@@ -330,7 +330,8 @@ class ETAS(PointProcess[ETASHistory]):
         time, K at the magnitude m_c.
         """
         s = self.strengths()
-        found = {"mu": float(s.background.sum()), "K": float(s.productivity)}
+        found = {"mu": float(s.background.sum())}
+        found["K"] = float(s.productivity)
         features = self.event_features
         if features is not None:
             at = self.magnitude_column
@@ -608,7 +609,8 @@ class ETAS(PointProcess[ETASHistory]):
         anchor, states = _at(history, seen)
         weights, decays = s.mixture()
         lag = times - anchor[..., None]
-        fade = torch.exp(-decays * lag[..., None])
+        age = decays * lag[..., None]
+        fade = torch.exp(-age)
         faded = fade * states[:, :, None]
         triggered = faded @ weights
         rate = s.background.sum() + s.productivity * triggered
@@ -684,8 +686,10 @@ class ETAS(PointProcess[ETASHistory]):
         weights, decays = s.mixture()
         duration = b - a
         lag = a - anchor
-        began = torch.exp(-decays * lag[..., None])
-        passed = -torch.expm1(-decays * duration[..., None])
+        age = decays * lag[..., None]
+        width = decays * duration[..., None]
+        began = torch.exp(-age)
+        passed = -torch.expm1(-width)
         integrals = began * passed * states
         masses = weights / decays
         triggered = integrals @ masses

@@ -90,11 +90,13 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
         variance, decay_variance = found.variances()
         errors = np.sqrt(variance)
         decay_errors = np.sqrt(decay_variance)
-    u = np.where(_used(best), best.u, -np.log(4.0))
+    unused = -np.log(4.0)
+    u = np.where(_used(best), best.u, unused)
     order = np.argsort(u)
     decay = np.exp(u[order]) / unit
     half_an_event = 0.5 / line.duration
-    mu = np.where(line.counts > 0, best.theta[:, 0], half_an_event)
+    happens = line.counts > 0
+    mu = np.where(happens, best.theta[:, 0], half_an_event)
     beyond = information(best, span.low, span.high, beyond=True)
     profiles = {}
     if beyond is not None:
@@ -223,7 +225,8 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
     u = np.zeros(0)
     found: list[Point] = []
     for _ in range(J):
-        branching = np.full((line.types, line.types), 0.3 / line.types)
+        even = 0.3 / line.types
+        branching = np.full((line.types, line.types), even)
         theta = np.concatenate([theta, branching], 1)
         profile = []
         for v in grid:
@@ -290,7 +293,8 @@ def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
     rates = line.counts / line.duration
     least = rates[:, None] / 10
     lit = theta.copy()
-    lit[:, :1] = np.maximum(theta[:, :1], least)
+    baselines = np.maximum(theta[:, :1], least)
+    lit[:, :1] = baselines
     happens = line.counts > 0
     decays = (theta.shape[1] - 1) // line.types
     of_decays = np.tile(happens, decays)
@@ -425,7 +429,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     """About SAMPLE events: sequences, or stretches of long ones, evenly taken from all over the
     data.
     """
-    pieces = np.maximum(1, -(-data.lengths // STRETCH))
+    needed = -(-data.lengths // STRETCH)
+    pieces = np.maximum(1, needed)
     row = np.repeat(np.arange(len(data)), pieces)
     first_piece = np.cumsum(pieces) - pieces
     number = np.arange(len(row))
@@ -453,7 +458,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     stops = np.where(goes_on, data.times[after], data.stops[row])
     lengths = b - a
     offsets = np.append(0, np.cumsum(lengths))
-    shift = np.repeat(a - offsets[:-1], lengths)
+    moved = a - offsets[:-1]
+    shift = np.repeat(moved, lengths)
     flat = shift + np.arange(offsets[-1])
     return timeline(
         data.times[flat],

@@ -71,7 +71,8 @@ class Designs:
             scaled = x / rate
             cost = self.costs[m]
             log_rates = np.log(rate)
-            values[m] = log_rates.sum() - theta[m] @ cost
+            integral = theta[m] @ cost
+            values[m] = log_rates.sum() - integral
             gradient[m] = scaled.sum(1) - cost
             curvature[m] = -(scaled @ scaled.T)
         return Derivatives(values, gradient, curvature)
@@ -113,8 +114,9 @@ def edge_tests(
     if data.events * M * J > MOST_NUMBERS:
         return None
     designs = designs_of(model, data)
-    branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
-    alpha = branching.transpose(1, 0, 2).reshape(M, -1)
+    branching = model.log_branching.detach().exp().numpy()
+    by_decay = branching.reshape(J, M, M)
+    alpha = by_decay.transpose(1, 0, 2).reshape(M, -1)
     ones = np.ones((M, 1))
     own = np.concatenate([ones, alpha], 1)
     counts = np.array([columns.shape[1] for columns in designs.columns])
@@ -134,7 +136,8 @@ def edge_tests(
         best = _maximum(designs, start)
     deviance = np.zeros((M, M))
     for n in range(M):
-        left_out = 1 + n + M * np.arange(J)
+        first_of_decay = M * np.arange(J)
+        left_out = 1 + n + first_of_decay
         fewer = designs.without(left_out)
         # The baseline is raised, so that every event has a rate.
         start = np.delete(best.theta, left_out, axis=1)
@@ -166,7 +169,8 @@ def _errors(designs: Designs, theta: Float[ndarray, "M W"]) -> Float[ndarray, "J
         variances.append(inverse.diagonal())
     variance = np.stack(variances)[:, 1:]
     errors = np.sqrt(np.maximum(variance, 0.0))
-    return errors.reshape(M, -1, M).transpose(1, 0, 2)
+    by_type = errors.reshape(M, -1, M)
+    return by_type.transpose(1, 0, 2)
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
@@ -209,7 +213,8 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
     for rows in data.batches(64):
         batch = data.batch(rows)
         history = model.encode(batch)
-        gaps = batch.times - history.times[:, :-1]
+        before = history.times[:, :-1]
+        gaps = batch.times - before
         lag = gaps[..., None] * beta
         fade = beta * torch.exp(-lag)
         excitation = history.excitation[:, :-1]

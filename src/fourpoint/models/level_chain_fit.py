@@ -128,11 +128,13 @@ def _improve_transitions(
         left = forward[own]
         right = after[own]
         expected = left @ T[d]
-        chance = (expected * right).sum(-1, keepdim=True)
+        joint = expected * right
+        chance = joint.sum(-1, keepdim=True)
         left = left / chance.clamp(min=FLOOR)
         together = left.T @ right
         pairs = T[d] * together
-        by_chance = pairs * rho[d] * stationary / T[d]
+        forgetting = pairs * rho[d] * stationary
+        by_chance = forgetting / T[d]
         moved = moved + pairs - by_chance
         ends = pairs.sum() + KEPT
         forgotten[d] = by_chance.sum() / ends
@@ -152,7 +154,8 @@ def _improve_levels(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     expected_levels = blocks.known(state).levels(level, chain.shape)
     factor = expected_levels / level
     events_of_state = state * blocks.events[..., None]
-    mass_of_state = state * factor * blocks.mass[..., None]
+    weight = state * factor
+    mass_of_state = weight * blocks.mass[..., None]
     counts = _by_phase(chain, blocks, events_of_state)
     mass = _by_phase(chain, blocks, mass_of_state)
     phases, states = chain.log_level.shape
@@ -183,7 +186,8 @@ def _level_penalty(phases: int) -> Float[Tensor, "D D"]:
     penalty = RIDGE * identity
     if phases > 1:
         difference = identity - identity.roll(1, 0)
-        penalty = penalty + SMOOTH * difference.T @ difference
+        smoothing = SMOOTH * difference.T @ difference
+        penalty = penalty + smoothing
     return penalty
 
 

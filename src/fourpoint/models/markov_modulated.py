@@ -596,8 +596,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
                 if not (mean < wanted.limit).all():
                     most = float(mean.max())
                     raise explosion(f"{most:.3g} expected events in one interval")
-                events = random.poisson(mean)
-                found[r, column[i]] += events.astype(np.int32)
+                events = random.poisson(mean).astype(np.int32)
+                found[r, column[i]] += events
         return found
 
     def _drawn_levels(
@@ -738,7 +738,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         most = int((block_at(high) - first).max())
         index = torch.arange(most + 3, dtype=low.dtype, device=low.device)
         number = first[:, None] - 1 + index
-        seconds = number * self.block - origin[:, None]
+        since_1970 = number * self.block
+        seconds = since_1970 - origin[:, None]
         return seconds / unit
 
     def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> Timeline:
@@ -809,7 +810,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         passed_each = nn.functional.pad(sums_of_each, (0, 0, 1, 0))
         place = torch.searchsorted(grid, wanted.contiguous())
         wide = place[..., None].expand(-1, -1, self.marks.count)
-        return passed.gather(1, place), passed_each.gather(1, wide)
+        each_until = passed_each.gather(1, wide)
+        return passed.gather(1, place), each_until
 
 
 def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> ndarray:

@@ -66,8 +66,9 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
         cell = float(baseline.length) / intervals
         number = np.arange(intervals + 1, dtype=np.float64)
         left = cell * number
-        end = np.zeros_like(by_interval[:1])
-        end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
+        last = by_interval[-1:]
+        end = np.zeros_like(last)
+        end[:, :, 0] = last.sum(-1)  # past the last knot a curve is constant
         powers = cell ** np.arange(4)
         scaled = by_interval / powers
         tables = np.concatenate([scaled, end])
@@ -226,8 +227,10 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
     """The curves on pieces that begin at ``since``, none of which has one of the old ends
     inside.
     """
+    ends = since[1:]
     middle = since.copy()
-    middle[:-1] = (since[:-1] + since[1:]) / 2
+    middle[:-1] += ends
+    middle[:-1] /= 2
     place = np.searchsorted(cubics.left, middle, side="right") - 1
     piece = np.maximum(place, 0)
     shift = since - cubics.left[piece]

@@ -375,7 +375,8 @@ def _ladder(
     seconds = clock.elapsed - before
     # Half of what the pilot took is assumed not to grow with the events: terms of the calendar cost
     # the same however many there are.
-    times = 2 * FIRST_SHARE * clock.left / (MARGIN * seconds) - 1
+    available = FIRST_SHARE * clock.left
+    times = 2 * available / (MARGIN * seconds) - 1
     piloted = pilot.raw.scored_events
     affordable = times * piloted
     if affordable >= total:
@@ -876,7 +877,7 @@ class _Ladder:
         """
         excited = self.rungs.get(EXCITATION)
         slow = self.rungs.get(SLOW)
-        if excited is None or slow is None or len(self.found_slow) < self.done:
+        if excited is None or slow is None or len(self.found_slow) != self.done:
             return False
         return self._some_gain(slow, excited)
 

@@ -328,7 +328,8 @@ class SeismicDAPP(ETAS):
             return super().extend(history, time, mark, active, place, features)
         happened = which_happened(mark, active)
         where = place_or_nothing(place, happened, 2)
-        own, delta, _ = self._one(len(time), mark, features, self.strengths())
+        s = self.strengths()
+        own, delta, _ = self._one(len(time), mark, features, s)
         lengths = history.lengths + happened
         room = int(lengths.max()) - history.when.shape[1]
         h = _padded(history, max(0, room))
@@ -726,7 +727,8 @@ class SeismicDAPP(ETAS):
         assert history.places is not None  # the model has a box
         first, kernel, base = self._fresh(known.times, known.places)
         static = np.zeros(n)
-        static[begin:] = self._static(history.places[b, begin:n])
+        swept = history.places[b, begin:n]
+        static[begin:] = self._static(swept)
         counts = self._counts(history, b, begin, n)
         if pays((n - begin) * n):
             after = (static, first, kernel, base)
@@ -768,7 +770,8 @@ class SeismicDAPP(ETAS):
             memory += [np.ones(size), np.full(size, -np.inf)]
         attention = _attention(history, b, n)
         which = np.arange(begin, n)
-        level = base[0] + base[1] * static[begin:]
+        kernels = base[1] * static[begin:]
+        level = base[0] + kernels
         later = numba_seismic_groups.later(known.places, min(first, n), kernel)
         for low, high, *plan in chosen(self, groups, which, level):
             numba_seismic_groups.load().group_sweep(
@@ -876,12 +879,14 @@ class SeismicDAPP(ETAS):
         n = len(known.times)
         order = np.lexsort((asked.numpy(), after.numpy()))
         begin, end, seen = (np.ascontiguousarray(x.numpy()[order]) for x in (asked, until, after))
-        latest = np.concatenate([[-np.inf], known.times])[seen]
+        positions = np.append(-np.inf, known.times)
+        latest = positions[seen]
+        ends = end[:-1]
         fresh = np.diff(seen) > 0
-        follows = begin[1:] >= end[:-1]
+        follows = begin[1:] >= ends
         following = np.minimum(seen[:-1], n - 1)
         newest = known.times[following]
-        between = ~fresh | (newest >= end[:-1])
+        between = ~fresh | (newest >= ends)
         ordered = np.all(follows) and np.all(between)
         if not (ordered and np.all(begin >= latest)):
             return None
