@@ -426,7 +426,8 @@ def _one_shared_level(
         exposed = lengths
         if exposure is not None:
             middles = (edges[1:] + edges[:-1]) / 2
-            exposed = lengths * exposure.at(row, middles)[:, 0]
+            observed = exposure.at(row, middles)[:, 0]
+            exposed = lengths * observed
         reach = _smoothed(lengths, kernel)
         spread = np.stack([_smoothed(one, kernel) for one in table])
         smooth = spread / reach
@@ -573,7 +574,8 @@ def _some_effects(
     kept = column + (column >= own)
     fewer = _columns(batch, torch.from_numpy(kept))
     happened = data.times[offsets + places]
-    when = torch.from_numpy(happened[:, None] + lags)
+    asked = happened[:, None] + lags
+    when = torch.from_numpy(asked)
     with_all = model.intensity(model.encode(batch), when).double()
     without = model.intensity(model.encode(fewer), when).double()
     added = with_all - without
@@ -628,7 +630,8 @@ def _of_effects(
         np.add.at(sums, group, deviations)
         squares = (sums**2).sum(0)
         variance = squares * count / (count - 1)
-        error[:, a] = np.sqrt(variance) / mine.sum()
+        events = mine.sum()
+        error[:, a] = np.sqrt(variance) / events
         freedom[a] = count - 1
     notes = ["parameters are treated as known: intervals and tests are over events of the data"]
     if spread is not None:

@@ -264,7 +264,9 @@ class ETAS(PointProcess[ETASHistory]):
         self.log_c = _parameter(math.log(c))
         least_p = 1.0 if taper is None else 0.0
         self.log_p = _parameter(math.log(p - least_p))
-        self.log_taper = None if taper is None else _parameter(math.log(taper))
+        self.log_taper: nn.Parameter | None = None
+        if taper is not None:
+            self.log_taper = _parameter(math.log(taper))
         self.log_distance: nn.Parameter | None = None
         self.log_q: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
@@ -550,8 +552,9 @@ class ETAS(PointProcess[ETASHistory]):
         happened = which_happened(mark, active)
         s = self.strengths()
         h = history
-        row = torch.arange(len(time))
-        own, delta, driven = self._one(len(time), mark, features, s)
+        count = len(time)
+        row = torch.arange(count)
+        own, delta, driven = self._one(count, mark, features, s)
         where = None
         if self.box is not None:
             where = place_or_nothing(place, happened, 2)
@@ -996,7 +999,8 @@ class ETAS(PointProcess[ETASHistory]):
             pulled = self._pulled(following, (a, b), cells, s)
             total = total + pulled / len(paths)
         middles, _ = cells.places
-        background = self._background_density(middles[:, 0], s)
+        places = middles[:, 0]
+        background = self._background_density(places, s)
         density = background + total
         return density[:, None]
 

@@ -222,7 +222,8 @@ def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     gradient = slope - from_prior
     curvature = -(bend + slope - 1.0)
     step = gradient / curvature.clamp(min=1.0)
-    moved = chain.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
+    short = step.clamp(-SHAPE_STEP, SHAPE_STEP)
+    moved = chain.log_shape + short
     inside = moved.clamp(LEAST_SHAPE, MOST_SHAPE)
     chain.log_shape.copy_(inside)
 

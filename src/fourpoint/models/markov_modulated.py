@@ -708,7 +708,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         phases = len(self.log_level)
         if phases == 1:
             return torch.zeros(starts.shape, dtype=torch.int64, device=starts.device)
-        origin = self._origin(starts[:, 0], context)[:, None]
+        first = starts[:, 0]
+        origin = self._origin(first, context)[:, None]
         finite = torch.where(starts.isfinite(), starts, 0.0)
         since = finite * float(self.seconds)
         begins = origin + since

@@ -123,7 +123,9 @@ def pieces_until(
             "times without an origin",
             "Read the log with its timestamps, or fit without --calendar.",
         )
-    own = np.arange(rows) if effects.spec.covariates else np.zeros(rows)
+    own = np.zeros(rows)
+    if effects.spec.covariates:
+        own = np.arange(rows, dtype=np.float64)
     keys = np.stack([own, start, low, high, origin])
     _, shown, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     chosen = None if context is None else context.select(torch.from_numpy(shown))
@@ -213,7 +215,8 @@ def _effects(
         widths.append(np.pad(width, missing, constant_values=1.0))
     begin = np.stack(padded)[..., None]
     width = np.stack(widths)[..., None]
-    times = begin + width * PLACES
+    since = width * PLACES
+    times = begin + since
     values = effects.values(torch.from_numpy(times), context, torch.float64)
     power = np.arange(4)
     to_values = PLACES[:, None] ** power
