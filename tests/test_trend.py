@@ -142,7 +142,7 @@ def test_levels_of_a_hidden_chain_are_recovered() -> None:
     fp.fit(model, data, progress=False)
     rates = np.sort((model.log_rate + model.log_level[0]).exp().detach().numpy())
     assert np.allclose(rates, [0.5, 3.0], rtol=0.15)
-    assert np.allclose(model.transition.detach().diagonal().numpy(), stays, atol=0.012)
+    assert np.allclose(model.chain.transition.detach().diagonal().numpy(), stays, atol=0.012)
     hawkes = fp.MODELS["hawkes"]()
     fp.fit(hawkes, data, progress=False)
     scores = [fp.evaluate(one, data).scores["window"].per_event for one in (model, hawkes)]

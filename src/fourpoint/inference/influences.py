@@ -288,7 +288,8 @@ def _of_hawkes(
     tests = edge_tests(model, data, shared)
     notes = []
     if model.profiles or not model.errors or tests is None:
-        limits = model.intervals(level)["branching"].reshape(-1, M, M, 2).sum(0)
+        by_decay = model.intervals(level)["branching"]
+        limits = by_decay.reshape(-1, M, M, 2).sum(0)
     else:
         limits = _from_tests(model, tests, level)
         notes.append("intervals treat the decay and the calendar as known")
@@ -314,7 +315,8 @@ def _of_hawkes(
                 "the model was not fitted to these events: they decide about edges, and the "
                 "matrix and its intervals are those of the training data"
             )
-    known = np.isfinite(limits[..., 1]) & np.isfinite(p_values)
+    bounded = np.isfinite(limits[..., 1])
+    known = bounded & np.isfinite(p_values)
     p_values = np.where(known, p_values, np.nan)
     total = None
     if model.spectral_radius < 1:
@@ -394,7 +396,8 @@ def _one_shared_level(
     counts = np.maximum(pieces, 1).astype(np.int64)
     if counts.sum() * M > MOST_PIECES:
         return None
-    away = np.arange(-4 * PIECES, 4 * PIECES + 1)
+    farthest = 4 * PIECES
+    away = np.arange(-farthest, farthest + 1)
     kernel = np.exp(-np.abs(away) / PIECES)
     scored_marks = data.mark_ids[data.scored]
     of_type = np.bincount(scored_marks, minlength=M).astype(np.float64)
@@ -423,7 +426,8 @@ def _one_shared_level(
         exposed = lengths
         if exposure is not None:
             middles = (edges[1:] + edges[:-1]) / 2
-            exposed = lengths * exposure.at(row, middles)[:, 0]
+            observed = exposure.at(row, middles)[:, 0]
+            exposed = lengths * observed
         reach = _smoothed(lengths, kernel)
         spread = np.stack([_smoothed(one, kernel) for one in table])
         smooth = spread / reach
@@ -542,12 +546,14 @@ def _some_effects(
     places = left_out.places[some]
     offsets = data.offsets[rows]
     first = np.maximum(places - BEFORE, 0)
-    last = np.minimum(places + AFTER + 1, data.lengths[rows])
+    after = places + AFTER + 1
+    last = np.minimum(after, data.lengths[rows])
     widest = int((last - first).max())
     end = last[:, None]
     index = first[:, None] + np.arange(widest)
     valid = index < end
-    flat = offsets[:, None] + np.minimum(index, end - 1)
+    inside = np.minimum(index, end - 1)
+    flat = offsets[:, None] + inside
     times = data.times[flat]
     stops = np.maximum(data.stops[rows], times[:, -1])
     context = None
@@ -568,7 +574,8 @@ def _some_effects(
     kept = column + (column >= own)
     fewer = _columns(batch, torch.from_numpy(kept))
     happened = data.times[offsets + places]
-    when = torch.from_numpy(happened[:, None] + lags)
+    asked = happened[:, None] + lags
+    when = torch.from_numpy(asked)
     with_all = model.intensity(model.encode(batch), when).double()
     without = model.intensity(model.encode(fewer), when).double()
     added = with_all - without
@@ -623,11 +630,13 @@ def _of_effects(
         np.add.at(sums, group, deviations)
         squares = (sums**2).sum(0)
         variance = squares * count / (count - 1)
-        error[:, a] = np.sqrt(variance) / mine.sum()
+        events = mine.sum()
+        error[:, a] = np.sqrt(variance) / events
         freedom[a] = count - 1
     notes = ["parameters are treated as known: intervals and tests are over events of the data"]
     if spread is not None:
-        error = np.sqrt(error**2 + spread**2)
+        variances = error**2 + spread**2
+        error = np.sqrt(variances)
         notes = ["intervals and tests include the uncertainty of parameters"]
     upper = (1 + level) / 2
     half = stdtrit(freedom, upper) * error
@@ -668,7 +677,8 @@ def _clusters(data: Dataset, left_out: _LeftOut) -> ndarray:
     if len(data) >= FEW_SEQUENCES:
         return left_out.rows
     rows = left_out.rows
-    per_sequence = -(-BLOCKS // max(1, len(data)))
+    sequences = max(1, len(data))
+    per_sequence = -(-BLOCKS // sequences)
     times = data.times[data.offsets[rows] + left_out.places]
     since = times - data.starts[rows]
     share = since / data.durations[rows]

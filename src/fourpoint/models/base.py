@@ -851,6 +851,15 @@ def places_of(batch: Batch) -> Float[Tensor, "B N k"]:
     return batch.places
 
 
+def which_happened(
+    mark: Int[Tensor, " B"], active: Bool[Tensor, " B"] | None
+) -> Bool[Tensor, " B"]:
+    """The rows in which `extend` adds an event: all where ``active`` is None."""
+    if active is None:
+        return torch.ones_like(mark, dtype=torch.bool)
+    return active
+
+
 def place_or_nothing(
     place: Float[Tensor, "B k"] | None, happened: Bool[Tensor, " B"], dimension: int
 ) -> Float[Tensor, "B k"]:

@@ -51,6 +51,7 @@ from fourpoint.models.base import (
     ScoredGaps,
     position_before,
     space_without_places,
+    which_happened,
 )
 from fourpoint.models.baseline import BaselineValues, parted
 from fourpoint.models.dapp_gradients import Values, sampled_gradients
@@ -466,7 +467,7 @@ class DAPP(PointProcess[DAPPHistory]):
         """One event more. Linear forms and bounded memories keep the last position only: constant
         memory.
         """
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         old_time = history.times.gather(1, history.lengths[:, None])[:, 0]
         time = torch.where(happened, time, old_time)
         value = self.event_values(self.elapsed(time[:, None], history.start), mark[:, None])

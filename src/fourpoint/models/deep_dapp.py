@@ -416,7 +416,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         times = batch.times
         number = torch.arange(times.shape[1], device=times.device)
         seen = number.expand_as(times)
-        q = self._queries(history, times[..., None], seen)[:, :, 0]
+        asked = times[..., None]
+        q = self._queries(history, asked, seen)[:, :, 0]
         logits = self._logits(history, times)
         shares = self._log_shares(q, batch.marks, logits)
         total = self._log_rate(q) + self._log_factor(history, times)
@@ -438,7 +439,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         logits = self._logits(history, at_events)
         q_at_events = q[:, :-1, -1]
         shares = self._log_shares(q_at_events, batch.marks, logits)
-        own = logs[:, :-1, -1] + shares
+        total = logs[:, :-1, -1]
+        own = total + shares
         rates = logs[:, :, :-1].exp()
         mean = weighted_mean(rates, weights)
         gaps = ends - batch.edges[:, :-1]
@@ -626,7 +628,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         lag = self._in_mean_gaps(times - at.times[..., None])
         states = self.read(self._moved(at, lag))
         since = self.since(self._features(lag))
-        before = states + at.summary[:, :, None] + since
+        summary = at.summary[:, :, None]
+        before = states + summary + since
         noise = self._noise(times.device, 1)
         return self._answered(before, noise)
 
@@ -697,7 +700,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         """
         flat_marks = marks.flatten()
         if logits is not None:
-            scores = (self.share(q) + logits).flatten(0, -2)
+            scores = self.share(q) + logits
+            scores = scores.flatten(0, -2)
             losses = cross_entropy(scores, flat_marks, reduction="none")
             return -losses.view(marks.shape)
         rows = max(1, PIECE // self.marks.count)

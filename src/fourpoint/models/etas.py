@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
-from fourpoint.models.base import History, PointProcess, place_or_nothing, places_of
+from fourpoint.models.base import History, PointProcess, place_or_nothing, places_of, which_happened
 from fourpoint.models.event_features import EventFeatures, EventFeaturesSpec
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.hawkes import Clusters
@@ -264,7 +264,9 @@ class ETAS(PointProcess[ETASHistory]):
         self.log_c = _parameter(math.log(c))
         least_p = 1.0 if taper is None else 0.0
         self.log_p = _parameter(math.log(p - least_p))
-        self.log_taper = None if taper is None else _parameter(math.log(taper))
+        self.log_taper: nn.Parameter | None = None
+        if taper is not None:
+            self.log_taper = _parameter(math.log(taper))
         self.log_distance: nn.Parameter | None = None
         self.log_q: nn.Parameter | None = None
         self.gamma: nn.Parameter | None = None
@@ -296,7 +298,8 @@ class ETAS(PointProcess[ETASHistory]):
         number = np.arange(QUANTILES) + 0.5
         level = number / QUANTILES
         decay = b * math.log(10)
-        above = -np.log1p(-level[:, None]) / decay
+        log_tail = np.log1p(-level[:, None])
+        above = -log_tail / decay
         table = smallest + above
         mean = float(table.mean())
         scale = float(table.std())
@@ -329,7 +332,8 @@ class ETAS(PointProcess[ETASHistory]):
         time, K at the magnitude m_c.
         """
         s = self.strengths()
-        found = {"mu": float(s.background.sum()), "K": float(s.productivity)}
+        found = {"mu": float(s.background.sum())}
+        found["K"] = float(s.productivity)
         features = self.event_features
         if features is not None:
             at = self.magnitude_column
@@ -504,18 +508,22 @@ class ETAS(PointProcess[ETASHistory]):
             places = places_of(batch)
             driven = driven * self._inside(places, delta, s)
         driven = torch.where(batch.valid, driven, 0.0)
-        first = batch.start[:, None] if before is None else before.times[:, -1:]
-        times = torch.cat([first, batch.times], 1)
         _, decays = s.mixture()
-        gaps = times.diff(dim=1)[..., None]
-        fade = torch.exp(-decays * gaps)
-        driven = driven[..., None].expand(*driven.shape, len(decays))
-        start = decays.new_zeros(len(times), 1, len(decays))
+        exponentials = len(decays)
         begins = batch.start
+        first = begins[:, None]
+        start = decays.new_zeros(len(first), 1, exponentials)
         if before is not None:
-            start = before.states[:, -1:]
             begins = before.start
-            head = driven[:, :1] + fade[:, :1] * start
+            first = before.times[:, -1:]
+            start = before.states[:, -1:]
+        times = torch.cat([first, batch.times], 1)
+        gaps = times.diff(dim=1)
+        fade = torch.exp(-decays * gaps[..., None])
+        driven = driven[..., None].expand(*driven.shape, exponentials)
+        if before is not None:
+            carried = fade[:, :1] * start
+            head = driven[:, :1] + carried
             driven = torch.cat([head, driven[:, 1:]], 1)
         states = driven
         if driven.shape[1]:
@@ -541,11 +549,12 @@ class ETAS(PointProcess[ETASHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> ETASHistory:
         """One event more."""
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         s = self.strengths()
         h = history
-        row = torch.arange(len(time))
-        own, delta, driven = self._one(len(time), mark, features, s)
+        count = len(time)
+        row = torch.arange(count)
+        own, delta, driven = self._one(count, mark, features, s)
         where = None
         if self.box is not None:
             where = place_or_nothing(place, happened, 2)
@@ -603,7 +612,8 @@ class ETAS(PointProcess[ETASHistory]):
         anchor, states = _at(history, seen)
         weights, decays = s.mixture()
         lag = times - anchor[..., None]
-        fade = torch.exp(-decays * lag[..., None])
+        age = decays * lag[..., None]
+        fade = torch.exp(-age)
         faded = fade * states[:, :, None]
         triggered = faded @ weights
         rate = s.background.sum() + s.productivity * triggered
@@ -619,7 +629,9 @@ class ETAS(PointProcess[ETASHistory]):
         """log lambda(t, x), per unit of time and km^2."""
         s = self.strengths()
         B, G, Q = times.shape
-        index = torch.arange(G).expand(B, G) if seen is None else seen
+        index = seen
+        if index is None:
+            index = torch.arange(G).expand(B, G)
         index = torch.minimum(index, history.lengths[:, None])
         flat_places = places.reshape(-1, 2)
         background = self._background_density(flat_places, s).reshape(B, G * Q)
@@ -654,8 +666,9 @@ class ETAS(PointProcess[ETASHistory]):
         places = places_of(batch)
         for b in range(len(found)):
             n = int(history.lengths[b])
+            when = batch.times[b, :n]
             where = places[b, :n]
-            asked = Queries(batch.times[b, :n], where, torch.arange(n))
+            asked = Queries(when, where, torch.arange(n))
             background = self._background_density(where, s)
             floor = background / factor
             sums = grouped_sums(history.sources(b), asked, theta, floor)
@@ -676,8 +689,10 @@ class ETAS(PointProcess[ETASHistory]):
         weights, decays = s.mixture()
         duration = b - a
         lag = a - anchor
-        began = torch.exp(-decays * lag[..., None])
-        passed = -torch.expm1(-decays * duration[..., None])
+        age = decays * lag[..., None]
+        width = decays * duration[..., None]
+        began = torch.exp(-age)
+        passed = -torch.expm1(-width)
         integrals = began * passed * states
         masses = weights / decays
         triggered = integrals @ masses
@@ -718,16 +733,19 @@ class ETAS(PointProcess[ETASHistory]):
         assert h.places is not None  # the model has a box
         B = len(time)
         known = h.known()
-        lag = torch.where(known, time[:, None] - h.when, 0.0)
+        since = time[:, None] - h.when
+        lag = torch.where(known, since, 0.0)
         decay = omori.density(lag, s.p, s.c, s.taper)
-        pull = self._factors(h.features, s) * decay
+        factors = self._factors(h.features, s)
+        pull = factors * decay
         inside = self._inside(h.places, h.delta, s)
         pull = s.productivity * pull * inside
         triggered = torch.where(known, pull, 0.0)
         background = s.background.sum().expand(B, 1)
         rates = torch.cat([background, triggered], 1)
         shares = rates.cumsum(1)
-        coin = _uniform(B, random)[:, None] * shares[:, -1:]
+        total = shares[:, -1:]
+        coin = _uniform(B, random)[:, None] * total
         chosen = torch.searchsorted(shares, coin, right=True)[:, 0]
         last = shares.shape[1] - 1
         parent = chosen.clamp(max=last) - 1
@@ -736,10 +754,11 @@ class ETAS(PointProcess[ETASHistory]):
         while len(waiting):
             own = parent[waiting]
             centre = h.places[waiting, own]
-            away = self._scatter(h.delta[waiting, own], s, random)
-            drawn = centre + away
+            delta = h.delta[waiting, own]
+            drawn = centre + self._scatter(delta, s, random)
             good = regions.inside(drawn, self.corners)
-            found[waiting[good]] = drawn[good]
+            placed = waiting[good]
+            found[placed] = drawn[good]
             waiting = waiting[~good]
         return found
 
@@ -777,7 +796,8 @@ class ETAS(PointProcess[ETASHistory]):
                 near = centre + deviation * away
                 drawn = torch.where(by_kernel[waiting], near, drawn)
             good = regions.inside(drawn, self.corners)
-            found[waiting[good]] = drawn[good]
+            placed = waiting[good]
+            found[placed] = drawn[good]
             waiting = waiting[~good]
         return found
 
@@ -865,7 +885,8 @@ class ETAS(PointProcess[ETASHistory]):
         level = _uniform(size, random) * total
         last = len(each) - 1
         parent = torch.searchsorted(each, level).clamp(max=last)
-        share = low[parent] + in_window[parent] * _uniform(size, random)
+        level = _uniform(size, random)
+        share = low[parent] + in_window[parent] * level
         lag = omori.inverse(share, s.p, s.c, s.taper)
         times = (when[parent] + lag).clamp(start, stop)
         away = self._scatter(delta[parent], s, random)
@@ -912,7 +933,8 @@ class ETAS(PointProcess[ETASHistory]):
         low = s.share_until(begin - parents.time)
         high = s.share_until(until_end.clamp(min=0))
         in_span = high - low
-        mean = s.productivity * parents.factor * in_span.clamp(min=0)
+        offspring = s.productivity * parents.factor
+        mean = offspring * in_span.clamp(min=0)
         counts = torch.poisson(mean, generator=random).long()
         number = torch.arange(len(begin))
         index = number.repeat_interleave(counts)
@@ -977,7 +999,8 @@ class ETAS(PointProcess[ETASHistory]):
             pulled = self._pulled(following, (a, b), cells, s)
             total = total + pulled / len(paths)
         middles, _ = cells.places
-        background = self._background_density(middles[:, 0], s)
+        places = middles[:, 0]
+        background = self._background_density(places, s)
         density = background + total
         return density[:, None]
 

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import CountLaw, Wanted
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import PointProcess, space_without_places, which_happened
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.models.effects_fit import (
     NORMAL,
@@ -259,7 +259,7 @@ class Frailty(PointProcess[FrailtyHistory]):
         place: Float[Tensor, "B k"] | None = None,
         features: Float[Tensor, "B F"] | None = None,
     ) -> FrailtyHistory:
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         last = last_time(history)
         now = torch.where(happened, time, last)[:, None]
         more, _ = self._mass(last[:, None], now, history.context)

@@ -90,11 +90,13 @@ def estimate(data: Dataset, exponentials: int = 1) -> Estimate:
         variance, decay_variance = found.variances()
         errors = np.sqrt(variance)
         decay_errors = np.sqrt(decay_variance)
-    u = np.where(_used(best), best.u, -np.log(4.0))
+    unused = -np.log(4.0)
+    u = np.where(_used(best), best.u, unused)
     order = np.argsort(u)
     decay = np.exp(u[order]) / unit
     half_an_event = 0.5 / line.duration
-    mu = np.where(line.counts > 0, best.theta[:, 0], half_an_event)
+    happens = line.counts > 0
+    mu = np.where(happens, best.theta[:, 0], half_an_event)
     beyond = information(best, span.low, span.high, beyond=True)
     profiles = {}
     if beyond is not None:
@@ -133,7 +135,7 @@ def _profiles(
     directions = W + J
     third = np.zeros((M, directions))
     counts = line.counts[line.counts > 0]
-    few = len(counts) > 0 and counts.min() < PLENTY
+    few = counts.min(initial=PLENTY) < PLENTY
     work = 3.0 * len(line.gaps) * W * directions
     if few and work <= MOST_THIRD:
         joint = ways.joint.transpose(1, 0, 2)
@@ -223,7 +225,8 @@ def _greedy(line: Timeline, J: int, span: _Span) -> list[Point]:
     u = np.zeros(0)
     found: list[Point] = []
     for _ in range(J):
-        branching = np.full((line.types, line.types), 0.3 / line.types)
+        even = 0.3 / line.types
+        branching = np.full((line.types, line.types), even)
         theta = np.concatenate([theta, branching], 1)
         profile = []
         for v in grid:
@@ -290,7 +293,8 @@ def _lit(theta: Float[ndarray, "M W"], line: Timeline) -> Float[ndarray, "M W"]:
     rates = line.counts / line.duration
     least = rates[:, None] / 10
     lit = theta.copy()
-    lit[:, :1] = np.maximum(theta[:, :1], least)
+    baselines = np.maximum(theta[:, :1], least)
+    lit[:, :1] = baselines
     happens = line.counts > 0
     decays = (theta.shape[1] - 1) // line.types
     of_decays = np.tile(happens, decays)
@@ -425,7 +429,8 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     """About SAMPLE events: sequences, or stretches of long ones, evenly taken from all over the
     data.
     """
-    pieces = np.maximum(1, -(-data.lengths // STRETCH))
+    needed = -(-data.lengths // STRETCH)
+    pieces = np.maximum(1, needed)
     row = np.repeat(np.arange(len(data)), pieces)
     first_piece = np.cumsum(pieces) - pieces
     number = np.arange(len(row))
@@ -446,13 +451,15 @@ def _stretches(data: Dataset, unit: float) -> Timeline:
     nth = nth[chosen]
     a, b = _ends_of_stretches(data, row, nth)
     # A stretch is watched from the event before it to the event after it.
-    starts = np.where(nth > 0, data.times[a - 1], data.starts[row])
+    before = data.times[a - 1]
+    starts = np.where(nth > 0, before, data.starts[row])
     after = np.minimum(b, data.events - 1)
     goes_on = b < data.offsets[row + 1]
     stops = np.where(goes_on, data.times[after], data.stops[row])
     lengths = b - a
     offsets = np.append(0, np.cumsum(lengths))
-    shift = np.repeat(a - offsets[:-1], lengths)
+    moved = a - offsets[:-1]
+    shift = np.repeat(moved, lengths)
     flat = shift + np.arange(offsets[-1])
     return timeline(
         data.times[flat],
@@ -523,7 +530,8 @@ def _remarks(data: Dataset, line: Timeline, best: Point, span: _Span, unit: floa
             f"{int(used.sum())} of {len(used)} exponentials are enough: the others have "
             "branching ratio 0"
         )
-    at_end = (best.u <= span.low) | (best.u >= span.high)
+    slowest = best.u <= span.low
+    at_end = slowest | (best.u >= span.high)
     for u in best.u[used & at_end]:
         decay = np.exp(u) / unit
         ties = ""

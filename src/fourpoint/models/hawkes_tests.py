@@ -71,7 +71,8 @@ class Designs:
             scaled = x / rate
             cost = self.costs[m]
             log_rates = np.log(rate)
-            values[m] = log_rates.sum() - theta[m] @ cost
+            integral = theta[m] @ cost
+            values[m] = log_rates.sum() - integral
             gradient[m] = scaled.sum(1) - cost
             curvature[m] = -(scaled @ scaled.T)
         return Derivatives(values, gradient, curvature)
@@ -113,11 +114,13 @@ def edge_tests(
     if data.events * M * J > MOST_NUMBERS:
         return None
     designs = designs_of(model, data)
-    branching = model.log_branching.detach().exp().numpy().reshape(J, M, M)
-    alpha = branching.transpose(1, 0, 2).reshape(M, -1)
+    branching = model.log_branching.detach().exp().numpy()
+    by_decay = branching.reshape(J, M, M)
+    alpha = by_decay.transpose(1, 0, 2).reshape(M, -1)
     ones = np.ones((M, 1))
     own = np.concatenate([ones, alpha], 1)
-    happens = np.array([columns.shape[1] > 0 for columns in designs.columns])[:, None]
+    counts = np.array([columns.shape[1] for columns in designs.columns])
+    happens = counts[:, None] > 0
     positive = np.where(happens, own, 1.0)
     before = designs.derivatives(positive).values
     start = np.where(happens, own, 0.0)
@@ -133,7 +136,8 @@ def edge_tests(
         best = _maximum(designs, start)
     deviance = np.zeros((M, M))
     for n in range(M):
-        left_out = 1 + n + M * np.arange(J)
+        first_of_decay = M * np.arange(J)
+        left_out = 1 + n + first_of_decay
         fewer = designs.without(left_out)
         # The baseline is raised, so that every event has a rate.
         start = np.delete(best.theta, left_out, axis=1)
@@ -146,12 +150,13 @@ def edge_tests(
     unknown = ~happens | (sources == 0)
     deviance = np.maximum(deviance, 0.0)
     deviance[unknown] = np.nan
-    excitation = best.theta[:, 1 : 1 + J * M].reshape(M, J, M)
+    end = 1 + J * M
+    excitation = best.theta[:, 1:end].reshape(M, J, M)
     any_excitation = excitation.max(1) > 0
     without_excitation = np.where(unknown, np.nan, 1.0)
     with_excitation = _p_values(deviance, J)
     p_values = np.where(any_excitation, with_excitation, without_excitation)
-    gain = np.sum(gains[happens[:, 0]])
+    gain = np.sum(gains[counts > 0])
     return EdgeTests(deviance, p_values, float(gain), errors)
 
 
@@ -164,7 +169,8 @@ def _errors(designs: Designs, theta: Float[ndarray, "M W"]) -> Float[ndarray, "J
         variances.append(inverse.diagonal())
     variance = np.stack(variances)[:, 1:]
     errors = np.sqrt(np.maximum(variance, 0.0))
-    return errors.reshape(M, -1, M).transpose(1, 0, 2)
+    by_type = errors.reshape(M, -1, M)
+    return by_type.transpose(1, 0, 2)
 
 
 def _maximum(designs: Designs, start: Float[ndarray, "M W"]) -> Point:
@@ -207,7 +213,8 @@ def designs_of(model: Hawkes, data: Dataset) -> Designs:
     for rows in data.batches(64):
         batch = data.batch(rows)
         history = model.encode(batch)
-        gaps = batch.times - history.times[:, :-1]
+        before = history.times[:, :-1]
+        gaps = batch.times - before
         lag = gaps[..., None] * beta
         fade = beta * torch.exp(-lag)
         excitation = history.excitation[:, :-1]
@@ -263,7 +270,8 @@ def _integrals(
     width = duration[..., None] * beta
     fade = torch.exp(-since)
     passed = -torch.expm1(-width)
-    mass = fade * passed * weight[..., None]
+    in_gap = fade * passed
+    mass = in_gap * weight[..., None]
     excitation = history.excitation[row, seen]
     total = torch.einsum("bgj,bgjn->jn", mass, excitation)
     exposed = (duration * weight).sum()

@@ -89,8 +89,8 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     evidence = (logs - largest).exp()
     T = chain.transitions
     first = chain.stationary.expand(len(evidence), -1)
-    ahead = filtered(first, evidence, phase, T)[:, :-1]
-    forward = ahead * evidence
+    ahead = filtered(first, evidence, phase, T)
+    forward = ahead[:, :-1] * evidence
     last = torch.ones_like(evidence[:, 0])
     before = phase.roll(1, 1)  # of the block before each
     reversed_evidence = evidence.flip(1)
@@ -99,8 +99,10 @@ def improve(chain: LevelChain, blocks: Blocks) -> Float[Tensor, "B J"]:
     joint = forward * backward
     total = joint.sum(-1, keepdim=True)
     state = joint / total.clamp(min=FLOOR)
-    after = evidence[:, 1:] * backward[:, 1:]
-    _improve_transitions(chain, forward[:, :-1], after, phase[:, :-1])
+    weighted = evidence * backward
+    left = forward[:, :-1]
+    right = weighted[:, 1:]
+    _improve_transitions(chain, left, right, phase[:, :-1])
     _improve_levels(chain, blocks, state)
     _improve_shapes(chain, blocks, state)
     level = blocks.levels(chain)
@@ -126,11 +128,13 @@ def _improve_transitions(
         left = forward[own]
         right = after[own]
         expected = left @ T[d]
-        chance = (expected * right).sum(-1, keepdim=True)
+        joint = expected * right
+        chance = joint.sum(-1, keepdim=True)
         left = left / chance.clamp(min=FLOOR)
         together = left.T @ right
         pairs = T[d] * together
-        by_chance = pairs * rho[d] * stationary / T[d]
+        forgetting = pairs * rho[d] * stationary
+        by_chance = forgetting / T[d]
         moved = moved + pairs - by_chance
         ends = pairs.sum() + KEPT
         forgotten[d] = by_chance.sum() / ends
@@ -150,7 +154,8 @@ def _improve_levels(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     expected_levels = blocks.known(state).levels(level, chain.shape)
     factor = expected_levels / level
     events_of_state = state * blocks.events[..., None]
-    mass_of_state = state * factor * blocks.mass[..., None]
+    weight = state * factor
+    mass_of_state = weight * blocks.mass[..., None]
     counts = _by_phase(chain, blocks, events_of_state)
     mass = _by_phase(chain, blocks, mass_of_state)
     phases, states = chain.log_level.shape
@@ -181,7 +186,8 @@ def _level_penalty(phases: int) -> Float[Tensor, "D D"]:
     penalty = RIDGE * identity
     if phases > 1:
         difference = identity - identity.roll(1, 0)
-        penalty = penalty + SMOOTH * difference.T @ difference
+        smoothing = SMOOTH * difference.T @ difference
+        penalty = penalty + smoothing
     return penalty
 
 
@@ -216,7 +222,8 @@ def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     gradient = slope - from_prior
     curvature = -(bend + slope - 1.0)
     step = gradient / curvature.clamp(min=1.0)
-    moved = chain.log_shape + step.clamp(-SHAPE_STEP, SHAPE_STEP)
+    short = step.clamp(-SHAPE_STEP, SHAPE_STEP)
+    moved = chain.log_shape + short
     inside = moved.clamp(LEAST_SHAPE, MOST_SHAPE)
     chain.log_shape.copy_(inside)
 

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, Steps, UserError
 from fourpoint.kernels.path_terms import Wanted
-from fourpoint.models.base import PointProcess, space_without_places
+from fourpoint.models.base import PointProcess, space_without_places, which_happened
 from fourpoint.models.effects import DAY, TREND, EffectsSpec, zone_offsets
 from fourpoint.models.effects_fit import PIECE, EffectsFit, fit_effects
 from fourpoint.models.level_chain import (
@@ -381,7 +381,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
                 times = times[inside]
                 place = np.searchsorted(begins, times, "right") - 1
                 block = np.maximum(place, 0)
-                values = values[block] * exposure.at(i, times)[:, 0]
+                observed = exposure.at(i, times)[:, 0]
+                values = values[block] * observed
             all_times.append(times)
             all_values.append(values)
         lengths = [len(times) for times in all_times]
@@ -451,7 +452,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         place: Float[Tensor, "B k"] | None = None,
         features: Float[Tensor, "B F"] | None = None,
     ) -> ChainHistory:
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         at = torch.where(happened, time, last_time(history))
         now, level = self._carried_from_last(history, at)
         factor = torch.where(happened[:, None, None], level, 1.0)
@@ -481,7 +482,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         now, level = self._carried(history, times, seen)
         mean = (now.belief * level).sum(-1)
         log_level = mean.view(times.shape).clamp(min=FLOOR).log()
-        return self._log_population(times, history.context) + log_level[..., None]
+        log_population = self._log_population(times, history.context)
+        return log_population + log_level[..., None]
 
     def closed_integral(
         self,
@@ -497,7 +499,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         if not a.numel():
             return a[..., None] * self.log_rate
         start, known = self._anchors(history, seen)
-        line = self._timeline(torch.cat([start, a, b], 1), history.context)
+        times = torch.cat([start, a, b], 1)
+        line = self._timeline(times, history.context)
         G = a.shape[1]
         passed, at_a, at_b = line.passed.split(G, 1)
         block, block_a, block_b = line.block.split(G, 1)
@@ -509,8 +512,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         total = each.sum(-1)
         exposure = at_b - at_a
         observed = exposure > 0
-        level = there.levels(line.levels_of(block_a), chain.shape)
-        mean = (there.belief * level).sum(-1)
+        mean = _mean_level(there, line.levels_of(block_a), chain)
         ratio = total / torch.where(observed, exposure, 1.0)
         from_survival = -log_survival * ratio
         whole = torch.where(observed, from_survival, mean * total)
@@ -524,7 +526,9 @@ class MarkovModulated(PointProcess[ChainHistory]):
         """Those of the effects, and the ends of blocks."""
         ends = self._block_starts(low, high, history.context)
         own = super().jumps(history, low, high)
-        return ends if own is None else torch.cat([own, ends], 1)
+        if own is None:
+            return ends
+        return torch.cat([own, ends], 1)
 
     @torch.no_grad()
     def upper_bound(
@@ -541,8 +545,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
         block, block_a, block_b = line.block.split(1, 1)
         chain = self.chain
         there, _ = carried(known, passed, block, at_a, block_a, line, chain)
-        level = there.levels(line.levels_of(block_a), chain.shape)
-        mean = (there.belief * level).sum(-1)[:, 0]
+        mean = _mean_level(there, line.levels_of(block_a), chain)[:, 0]
         blocks = line.level.shape[1]
         number = torch.arange(blocks, device=a.device)
         follows = number > block_a
@@ -554,17 +557,18 @@ class MarkovModulated(PointProcess[ChainHistory]):
             effects = self.effects.upper_bound(a, b, history.context, self.log_rate.dtype)
             log_rate = log_rate + effects
         bound = log_rate.exp().sum(-1)
-        return bound * torch.maximum(mean, largest) * (1 + 1e-9)
+        level_bound = torch.maximum(mean, largest)
+        return bound * level_bound * (1 + 1e-9)
 
     @torch.no_grad()
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Paths of the chain and factors of its blocks from their distribution given the past, and
         Poisson numbers given both.
         """
-        now = wanted.edges[:, 0]
+        now = wanted.edges[:, 0].copy()
         end = wanted.edges[:, -1]
         history = self.encode(batch).latest()
-        known = self.move(history, torch.from_numpy(now.copy()))
+        known = self.move(history, torch.from_numpy(now))
         spans = np.stack([now, end], 1)
         line = self._timeline(torch.from_numpy(spans), batch.context)
         starts = line.starts.numpy()
@@ -574,10 +578,10 @@ class MarkovModulated(PointProcess[ChainHistory]):
         rows, columns = wanted.edges.shape
         shape = (rows, columns - 1, self.marks.count, wanted.paths)
         found = np.zeros(shape, dtype=np.int32)
-        for r in range(rows):
-            edges = wanted.edges[r]
+        for r, edges in enumerate(wanted.edges):
             begins = starts[r]
-            inside = (begins > now[r]) & (begins < end[r])
+            begun = begins > now[r]
+            inside = begun & (begins < end[r])
             times = np.concatenate([edges, begins[inside]])
             cuts = np.unique(times)
             means = integrals(r, cuts, pieces, exposure)
@@ -592,8 +596,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
                 if not (mean < wanted.limit).all():
                     most = float(mean.max())
                     raise explosion(f"{most:.3g} expected events in one interval")
-                events = random.poisson(mean)
-                found[r, column[i]] += events.astype(np.int32)
+                events = random.poisson(mean).astype(np.int32)
+                found[r, column[i]] += events
         return found
 
     def _drawn_levels(
@@ -704,9 +708,11 @@ class MarkovModulated(PointProcess[ChainHistory]):
         phases = len(self.log_level)
         if phases == 1:
             return torch.zeros(starts.shape, dtype=torch.int64, device=starts.device)
-        origin = self._origin(starts[:, 0], context)[:, None]
+        first = starts[:, 0]
+        origin = self._origin(first, context)[:, None]
         finite = torch.where(starts.isfinite(), starts, 0.0)
-        begins = origin + finite * float(self.seconds)
+        since = finite * float(self.seconds)
+        begins = origin + since
         seconds = begins + self.block / 2
         zone = self._spec().zone
         if zone is not None:
@@ -733,7 +739,8 @@ class MarkovModulated(PointProcess[ChainHistory]):
         most = int((block_at(high) - first).max())
         index = torch.arange(most + 3, dtype=low.dtype, device=low.device)
         number = first[:, None] - 1 + index
-        seconds = number * self.block - origin[:, None]
+        since_1970 = number * self.block
+        seconds = since_1970 - origin[:, None]
         return seconds / unit
 
     def _timeline(self, times: Float[Tensor, "B X"], context: BatchContext | None) -> Timeline:
@@ -798,11 +805,14 @@ class MarkovModulated(PointProcess[ChainHistory]):
             middle = left + width / 2
             observed = exposure.at(middle)[..., 0]
             total = total * observed
-        passed = nn.functional.pad(total.cumsum(1), (1, 0))
-        passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
+        sums = total.cumsum(1)
+        sums_of_each = each.cumsum(1)
+        passed = nn.functional.pad(sums, (1, 0))
+        passed_each = nn.functional.pad(sums_of_each, (0, 0, 1, 0))
         place = torch.searchsorted(grid, wanted.contiguous())
         wide = place[..., None].expand(-1, -1, self.marks.count)
-        return passed.gather(1, place), passed_each.gather(1, wide)
+        each_until = passed_each.gather(1, wide)
+        return passed.gather(1, place), each_until
 
 
 def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> ndarray:
@@ -811,6 +821,14 @@ def _drawn(random: np.random.Generator, cumulative: Float[ndarray, "P K"]) -> nd
     below = uniform >= cumulative
     last = cumulative.shape[1] - 1
     return np.minimum(below.sum(1), last)
+
+
+def _mean_level(
+    known: Knowledge, level: Float[Tensor, "B X K"], chain: LevelChain
+) -> Float[Tensor, "B X"]:
+    """The expected level, where ``level`` holds those of all states."""
+    expected = known.levels(level, chain.shape)
+    return (known.belief * expected).sum(-1)
 
 
 def _gathered(known: Knowledge, seen: Int[Tensor, "B G"]) -> Knowledge:

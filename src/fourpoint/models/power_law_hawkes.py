@@ -27,6 +27,7 @@ from fourpoint.models.base import (
     log_exposure,
     own_mark,
     space_without_places,
+    which_happened,
 )
 from fourpoint.models.poisson import mean_rates
 from fourpoint.ops import omori
@@ -102,7 +103,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         kind = torch.float64
         self._settings = dict(baseline=baseline, branching=branching, c=c, p=p)
         log_baseline = torch.full((M,), math.log(baseline), dtype=kind)
-        log_branching = torch.full((M, M), math.log(branching / M), dtype=kind)
+        even = math.log(branching / M)
+        log_branching = torch.full((M, M), even, dtype=kind)
         log_c = torch.tensor(math.log(c), dtype=kind)
         log_p = torch.tensor(math.log(p - 1), dtype=kind)
         self.log_baseline = nn.Parameter(log_baseline)
@@ -208,8 +210,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
             start = before.states[:, -1:]
         times = torch.cat([first, batch.times], 1)
         gaps = times.diff(dim=1)
-        fade = torch.exp(-decays * gaps[..., None])
-        fade = fade[:, :, None]
+        width = decays * gaps[..., None]
+        fade = torch.exp(-width)[:, :, None]
         own = self._one_hot(batch.marks, batch.valid)
         driven = own.expand(*own.shape[:-1], len(decays))
         if before is not None:
@@ -232,7 +234,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         features: Float[Tensor, "B F"] | None = None,
     ) -> PowerLawHistory:
         """One event more; the last position alone."""
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         _, decays = self._mixture()
         last = history.latest()
         before = last.times[:, 0]
@@ -253,7 +255,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         weights, decays = self._mixture()
         anchor, states = history.at_seen(seen, history.states)
         lag = times - anchor[..., None]
-        fade = torch.exp(-decays * lag[..., None])
+        age = decays * lag[..., None]
+        fade = torch.exp(-age)
         excited = torch.einsum("bgqj,bgnj->bgqn", fade * weights, states)
         triggered = excited @ self.log_branching.exp().T
         rate = self.log_baseline.exp() + triggered
@@ -281,7 +284,8 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         began = torch.exp(-decays * lag)
         masses = weights / decays
         passed = -torch.expm1(-decays * duration) * masses
-        excited = torch.einsum("bgj,bgnj->bgn", began * passed, states)
+        mass = began * passed
+        excited = torch.einsum("bgj,bgnj->bgn", mass, states)
         triggered = excited @ self.log_branching.exp().T
         return duration * self.log_baseline.exp() + triggered
 
@@ -313,6 +317,7 @@ class PowerLawHawkes(PointProcess[PowerLawHistory]):
         self, marks: Int[Tensor, "*S"], happened: Bool[Tensor, "*S"]
     ) -> Float[Tensor, "*S M 1"]:
         """1 at the type of every event that happened."""
-        own = nn.functional.one_hot(marks, self.marks.count).to(self.log_baseline)
-        own = torch.where(happened[..., None], own, 0.0)
-        return own[..., None]
+        one_hot = nn.functional.one_hot(marks, self.marks.count)
+        own = one_hot.to(self.log_baseline)
+        counted = torch.where(happened[..., None], own, 0.0)
+        return counted[..., None]

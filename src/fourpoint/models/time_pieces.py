@@ -66,8 +66,9 @@ def baseline_cubics(baseline: Baseline) -> Cubics:
         cell = float(baseline.length) / intervals
         number = np.arange(intervals + 1, dtype=np.float64)
         left = cell * number
-        end = np.zeros_like(by_interval[:1])
-        end[:, :, 0] = by_interval[-1:].sum(-1)  # past the last knot a curve is constant
+        last = by_interval[-1:]
+        end = np.zeros_like(last)
+        end[:, :, 0] = last.sum(-1)  # past the last knot a curve is constant
         powers = cell ** np.arange(4)
         scaled = by_interval / powers
         tables = np.concatenate([scaled, end])
@@ -122,7 +123,9 @@ def pieces_until(
             "times without an origin",
             "Read the log with its timestamps, or fit without --calendar.",
         )
-    own = np.arange(rows) if effects.spec.covariates else np.zeros(rows)
+    own = np.zeros(rows)
+    if effects.spec.covariates:
+        own = np.arange(rows, dtype=np.float64)
     keys = np.stack([own, start, low, high, origin])
     _, shown, which = np.unique(keys, axis=1, return_index=True, return_inverse=True)
     chosen = None if context is None else context.select(torch.from_numpy(shown))
@@ -177,8 +180,9 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
             end = (b + shift - phase) / step
             lowest = math.ceil(begin)
             highest = math.floor(end)
-            grid = np.arange(lowest, highest + 1)
-            found.append(grid * step + phase - shift)
+            number = np.arange(lowest, highest + 1)
+            local = number * step + phase
+            found.append(local - shift)
     seconds = np.concatenate(found) - origin
     return np.asarray(seconds / spec.seconds)
 
@@ -211,7 +215,8 @@ def _effects(
         widths.append(np.pad(width, missing, constant_values=1.0))
     begin = np.stack(padded)[..., None]
     width = np.stack(widths)[..., None]
-    times = begin + width * PLACES
+    since = width * PLACES
+    times = begin + since
     values = effects.values(torch.from_numpy(times), context, torch.float64)
     power = np.arange(4)
     to_values = PLACES[:, None] ** power
@@ -225,8 +230,10 @@ def _moved(cubics: Cubics, since: Floats) -> Cubics:
     """The curves on pieces that begin at ``since``, none of which has one of the old ends
     inside.
     """
+    ends = since[1:]
     middle = since.copy()
-    middle[:-1] = (since[:-1] + since[1:]) / 2
+    middle[:-1] += ends
+    middle[:-1] /= 2
     place = np.searchsorted(cubics.left, middle, side="right") - 1
     piece = np.maximum(place, 0)
     shift = since - cubics.left[piece]

@@ -375,7 +375,8 @@ def _ladder(
     seconds = clock.elapsed - before
     # Half of what the pilot took is assumed not to grow with the events: terms of the calendar cost
     # the same however many there are.
-    times = 2 * FIRST_SHARE * clock.left / (MARGIN * seconds) - 1
+    available = FIRST_SHARE * clock.left
+    times = 2 * available / (MARGIN * seconds) - 1
     piloted = pilot.raw.scored_events
     affordable = times * piloted
     if affordable >= total:
@@ -874,10 +875,11 @@ class _Ladder:
         """Whether a sum of exponentials predicts better than one by more than its standard error:
         then the share that it ascribes to earlier events is nearer to the truth.
         """
-        names = self.rungs
-        if EXCITATION not in names or SLOW not in names:
+        excited = self.rungs.get(EXCITATION)
+        slow = self.rungs.get(SLOW)
+        if excited is None or slow is None or len(self.found_slow) != self.done:
             return False
-        return len(self.found_slow) == self.done and self._some_gain(names[SLOW], names[EXCITATION])
+        return self._some_gain(slow, excited)
 
     def _levels_of_days(self) -> None:
         """Add the step of the levels of days, if they explain held-out days and are not themselves
@@ -908,7 +910,8 @@ class _Ladder:
         if self.within_days:
             self.found = self.found_within_days
         self.day_level = 1 / math.sqrt(shape)
-        later = {name: self.rungs.pop(name) for name in names[names.index(EXCITATION) :]}
+        first = names.index(EXCITATION)
+        later = {name: self.rungs.pop(name) for name in names[first:]}
         self.rungs |= {DAYS: step} | later
 
     def _some_gain(self, later: _Rung, earlier: _Rung) -> bool:
@@ -1145,9 +1148,11 @@ def _with_levels_of_days(rung: _Rung, days: dict[int, Days]) -> _Rung:
     """The same with levels of days, the shape of whose law is that of the days of other folds."""
     step = _Rung(DAYS, "frailty")
     for k, own in days.items():
-        shape = shape_of_days([other for j, other in days.items() if j != k] or [own])
-        units = len(rung.scores[k])
-        step.scores[k] = rung.scores[k] + np.bincount(own.unit, own.gains(shape), units)
+        others = [other for j, other in days.items() if j != k]
+        shape = shape_of_days(others or [own])
+        scores = rung.scores[k]
+        gains = np.bincount(own.unit, own.gains(shape), len(scores))
+        step.scores[k] = scores + gains
     return step
 
 

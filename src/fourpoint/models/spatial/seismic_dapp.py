@@ -53,7 +53,7 @@ from torch import Tensor
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
 from fourpoint.kernels import numba_seismic, numba_seismic_groups
 from fourpoint.models import fit_limits
-from fourpoint.models.base import box_of, place_or_nothing
+from fourpoint.models.base import box_of, place_or_nothing, which_happened
 from fourpoint.models.etas import ETAS, EXPLODED, ETASHistory, Shape
 from fourpoint.models.spatial.hawkes import Clusters
 from fourpoint.models.spatial.seismic_groups import chosen, groups_of, pays
@@ -326,9 +326,10 @@ class SeismicDAPP(ETAS):
         """One event more, which attends to those before it."""
         if not isinstance(history, SeismicHistory):
             return super().extend(history, time, mark, active, place, features)
-        happened = torch.ones_like(mark, dtype=torch.bool) if active is None else active
+        happened = which_happened(mark, active)
         where = place_or_nothing(place, happened, 2)
-        own, delta, _ = self._one(len(time), mark, features, self.strengths())
+        s = self.strengths()
+        own, delta, _ = self._one(len(time), mark, features, s)
         lengths = history.lengths + happened
         room = int(lengths.max()) - history.when.shape[1]
         h = _padded(history, max(0, room))
@@ -500,7 +501,9 @@ class SeismicDAPP(ETAS):
         fresh = first if self.evidence[0] > 0 else 2**62
         drawn, features = self._drawn()
         sources = self.sources.detach().numpy()
-        inside = regions.mass(self.sources[:, :2], self.sources[:, 2], self.corners).numpy()
+        centres = self.sources[:, :2]
+        variances = self.sources[:, 2]
+        inside = regions.mass(centres, variances, self.corners).numpy()
         area = 2 * math.pi * sources[:, 2]
         peaks = sources[:, 3] / (area * inside)
         nodes = torch.stack(gauss_legendre(regions.NODES), 1).double().numpy()
@@ -623,9 +626,10 @@ class SeismicDAPP(ETAS):
         corners = self.corners @ self.stretch.T
         ground = torch.zeros(len(times), len(self.scales), dtype=torch.float64)
         for scale in range(len(self.lengths)):
-            variance = self.lengths[scale].square() * width
-            share = regions.mass(moved, variance, corners)
-            ground += boost * share[:, None] * self.spectrum[:, scale]
+            square = self.lengths[scale].square()
+            share = regions.mass(moved, square * width, corners)
+            inside_region = boost * share[:, None]
+            ground += inside_region * self.spectrum[:, scale]
         spread = torch.exp(s.log_width) * width
         parts = (times, places, moved, kappa, spread, 1 / width, boost, inside, ground)
         return Kernels(*(np.ascontiguousarray(x.detach().numpy()) for x in parts))
@@ -638,9 +642,10 @@ class SeismicDAPP(ETAS):
         omega = torch.zeros_like(s.c)
         if s.taper is not None:
             omega = 1 / s.taper
-        log_peak = omori.log_normaliser(s.p, s.c, s.taper) - s.p * s.c.log()
-        peak = torch.exp(log_peak)
-        etas = [float(x.detach()) for x in (self.kernel_weight, s.c, s.p, s.q, omega, peak)]
+        log_factor = omori.log_normaliser(s.p, s.c, s.taper)
+        log_peak = log_factor - s.p * s.c.log()
+        scalars = (self.kernel_weight, s.c, s.p, s.q, omega, log_peak.exp())
+        etas = [float(x.detach()) for x in scalars]
         tail = np.zeros((0, 2))
         if self.kernel_weight > 0:
             weights, decays = s.mixture()
@@ -722,7 +727,8 @@ class SeismicDAPP(ETAS):
         assert history.places is not None  # the model has a box
         first, kernel, base = self._fresh(known.times, known.places)
         static = np.zeros(n)
-        static[begin:] = self._static(history.places[b, begin:n])
+        swept = history.places[b, begin:n]
+        static[begin:] = self._static(swept)
         counts = self._counts(history, b, begin, n)
         if pays((n - begin) * n):
             after = (static, first, kernel, base)
@@ -757,12 +763,15 @@ class SeismicDAPP(ETAS):
         """
         n = len(known.times)
         static, first, kernel, base = ground
-        groups = groups_of(self, known, history.delta[b, :n], history.features[b, :n])
-        size = len(groups.times) - n
-        memory = [np.ones(n), np.full(n, -np.inf), np.ones(size), np.full(size, -np.inf)]
+        events = history.sources(b)
+        groups = groups_of(self, known, events.delta, events.features)
+        memory = []
+        for size in (n, len(groups.times) - n):
+            memory += [np.ones(size), np.full(size, -np.inf)]
         attention = _attention(history, b, n)
         which = np.arange(begin, n)
-        level = base[0] + base[1] * static[begin:]
+        kernels = base[1] * static[begin:]
+        level = base[0] + kernels
         later = numba_seismic_groups.later(known.places, min(first, n), kernel)
         for low, high, *plan in chosen(self, groups, which, level):
             numba_seismic_groups.load().group_sweep(
@@ -807,14 +816,16 @@ class SeismicDAPP(ETAS):
         seen: Int[Tensor, "B G"] | None,
     ) -> Float[Tensor, "B G Q"]:
         B, G, Q = times.shape
-        position = torch.arange(G).expand(B, G) if seen is None else seen
+        position = seen
+        if position is None:
+            position = torch.arange(G).expand(B, G)
         position = torch.minimum(position, history.lengths[:, None])
         size = G * Q
         everywhere = kind != numba_seismic.AT_PLACE
         found = torch.zeros(B, size, dtype=torch.float64)
         for b in range(B):
             n, known = self._row(history, b)
-            after = position[b][:, None].expand(G, Q).reshape(-1)
+            after = position[b].repeat_interleave(Q)
             asked = times[b].reshape(-1)
             until = asked
             if ends is not None:
@@ -868,12 +879,14 @@ class SeismicDAPP(ETAS):
         n = len(known.times)
         order = np.lexsort((asked.numpy(), after.numpy()))
         begin, end, seen = (np.ascontiguousarray(x.numpy()[order]) for x in (asked, until, after))
-        latest = np.concatenate([[-np.inf], known.times])[seen]
+        positions = np.append(-np.inf, known.times)
+        latest = positions[seen]
+        ends = end[:-1]
         fresh = np.diff(seen) > 0
-        follows = begin[1:] >= end[:-1]
+        follows = begin[1:] >= ends
         following = np.minimum(seen[:-1], n - 1)
         newest = known.times[following]
-        between = ~fresh | (newest >= end[:-1])
+        between = ~fresh | (newest >= ends)
         ordered = np.all(follows) and np.all(between)
         if not (ordered and np.all(begin >= latest)):
             return None
@@ -914,9 +927,10 @@ class SeismicDAPP(ETAS):
         decay = _fade(lag, fast)
         weight = etas[0] * known.inside
         passed = (1 - fade) @ masses
-        passed_of_scales = known.ground * (1 - decay)
-        due = weight * passed + passed_of_scales.sum(1)
-        power = weight * (fade @ (decays * masses))
+        of_scales = known.ground * (1 - decay)
+        due = weight * passed + of_scales.sum(1)
+        density = fade @ (decays * masses)
+        power = weight * density
         by_scale = known.ground * decay * fast
         finite = np.isfinite(shape)
         given = history.given[b, :n].numpy()
@@ -924,12 +938,15 @@ class SeismicDAPP(ETAS):
         expected = shape + due
         factor = np.ones(n)
         factor[finite] = found[finite] / expected[finite]
-        table = np.column_stack([power, by_scale]) * factor[:, None]
-        total = float(self._background_rate())
-        coin = _coin(random) * (total + table.sum())
-        if coin < total or not n:
+        kernels = np.column_stack([power, by_scale])
+        table = kernels * factor[:, None]
+        background = float(self._background_rate())
+        total = background + table.sum()
+        coin = _coin(random) * total
+        if coin < background or not n:
             return self._draw_background_place(history, b, known, random)
-        cell = int(np.searchsorted(table.cumsum(), coin - total, side="right"))
+        height = coin - background
+        cell = int(np.searchsorted(table.cumsum(), height, side="right"))
         last = table.size - 1
         j, k = divmod(min(cell, last), table.shape[1])
         return self._draw_offspring(history, b, j, k - 1, random)
