@@ -282,7 +282,8 @@ def test_a_budget_counts_from_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         training, "time", type("Clock", (), {"monotonic": staticmethod(lambda: now[0])})
     )
-    done = fp.fit(DAPP(**TINY), simulate("hawkes", 60, seed=1), time_budget=50.0, progress=False)
+    model = DAPP(**TINY, link="exp")  # begins at no Hawkes process, which would be kept as it is
+    done = fp.fit(model, simulate("hawkes", 60, seed=1), time_budget=50.0, progress=False)
     assert list(done.closed_forms) == ["poisson"] and done.stopped == "time budget"
     assert [row["step"] for row in done.history if row["step"]] == [1]
 

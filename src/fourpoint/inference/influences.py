@@ -528,8 +528,8 @@ def _nodes(data: Dataset, horizon: float) -> tuple[ndarray, ndarray]:
     top = np.log1p(horizon / scale)
     v = top * (x + 1) / 2
     lags = scale * np.expm1(v)
-    slope = scale * np.exp(v)
-    weights = slope * w * top / 2
+    jacobian = scale * np.exp(v)
+    weights = jacobian * w * top / 2
     return lags, weights
 
 

@@ -673,7 +673,7 @@ def integrals(model: PointProcess, history: History, block: Batch, budget: float
     weight = exposure.at(found.left)[..., 0]
     value = weight * found.value
     error = weight * found.error
-    return found._replace(value=value, error=error)
+    return Integrals(found.left, found.right, value, error)
 
 
 def _closed(model: PointProcess, history: History, block: Batch) -> Integrals:
@@ -737,7 +737,7 @@ def _asking_over_box(model: PointProcess, history: History, block: Batch, budget
         change = (fine.value - rough.value).abs()
         summed = float(change.sum())
         if summed <= budget / 2:
-            return fine._replace(error=fine.error + change)
+            return Integrals(fine.left, fine.right, fine.value, fine.error + change)
         if order >= model.finest:
             raise Unconverged(
                 f"expected integrals over the box settled to {budget / 2:.3g}; received a "

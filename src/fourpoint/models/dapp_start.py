@@ -263,7 +263,7 @@ def _excitation_beyond_effects(
 
 def _is_excitation(branching: float, error: float) -> bool:
     """Whether a branching ratio with this standard error is neither noise nor out of range."""
-    return LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error
+    return bool(LEAST <= branching <= MOST_BRANCHING and branching >= CERTAIN * error)
 
 
 @torch.no_grad()

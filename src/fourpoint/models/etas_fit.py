@@ -592,8 +592,8 @@ def standard_errors(model: ETAS, found: Found, bounds: Bounds) -> dict[str, floa
     information = found.here.information
     used = (np.diag(information) > 0) & ~at_low & ~at_high
     inverse = np.linalg.pinv(information[used][:, used], hermitian=True)
-    slopes = jacobian[:, used]
-    variances = ((slopes @ inverse) * slopes).sum(1)
+    derivatives = jacobian[:, used]
+    variances = ((derivatives @ inverse) * derivatives).sum(1)
     errors = {}
     for name, variance in zip(names, variances.tolist(), strict=True):
         if variance > 0:

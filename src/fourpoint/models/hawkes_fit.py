@@ -149,9 +149,9 @@ def _profiles(
     edge = np.minimum(centre, 0.0)
     inside = centre - edge
     curvature = ways.curvature * scale**2
-    slope = edge * curvature
+    gradient = edge * curvature
     skewness = third[:, :W] * scale**3
-    parts = (inside, slope, curvature, skewness)
+    parts = (inside, gradient, curvature, skewness)
     of_decay = np.nansum(third[:, W:], axis=0)
     decay = np.exp(best.u) / unit
     turns = (decay, np.zeros(J), ways.joint_curvature, of_decay)

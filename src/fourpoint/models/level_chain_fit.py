@@ -216,11 +216,11 @@ def _improve_shapes(chain: LevelChain, blocks: Blocks, state: Float[Tensor, "B J
     second = trigamma[which] + 1 / shape - 2 / q + change
     first = (state * first).sum((0, 1))
     second = (state * second).sum((0, 1))
-    slope = shape * first
+    score = shape * first
     bend = shape**2 * second
     from_prior = chain.log_shape - LOG_SHAPE
-    gradient = slope - from_prior
-    curvature = -(bend + slope - 1.0)
+    gradient = score - from_prior
+    curvature = -(bend + score - 1.0)
     step = gradient / curvature.clamp(min=1.0)
     short = step.clamp(-SHAPE_STEP, SHAPE_STEP)
     moved = chain.log_shape + short

@@ -517,8 +517,8 @@ class _Output(torch.autograd.Function):
         to_c = faded.sum(2)
         to_lag = None
         if ctx.needs_input_grad[1]:
-            slope = (difference * d)[:, :, None]
-            to_lag = (faded * slope).sum(-1)
+            per_lag = (difference * d)[:, :, None]
+            to_lag = (faded * per_lag).sum(-1)
         to_d = faded.mul_(lag[..., None]).sum(2)
         to_d.mul_(difference)
         torch.mul(outside[0], bent, out=faded)

@@ -288,8 +288,8 @@ class _Slide(torch.autograd.Function):
         to_mu = outside[0].sum(2) - to_eta
         to_lag = None
         if ctx.needs_input_grad[3]:
-            slope = (drop * gamma)[:, :, None]
-            to_lag = -(faded * slope).sum(-1)
+            per_lag = (drop * gamma)[:, :, None]
+            to_lag = -(faded * per_lag).sum(-1)
         by_lag = faded.mul_(lag[..., None]).sum(2)
         to_gamma = -by_lag * drop
         return to_eta, to_mu, to_gamma, to_lag

@@ -250,8 +250,8 @@ def _shifted(table: Floats, d: Floats) -> Floats:
     linear = c1 + d * quadratic
     value = c0 + d * linear
     cubic = 3 * d * c3
-    slope = 2 * c2 + cubic
-    first = c1 + d * slope
+    inner = 2 * c2 + cubic
+    first = c1 + d * inner
     second = c2 + cubic
     return np.stack([value, first, second, c3], -1)
 
@@ -295,8 +295,8 @@ def largest_values(cubics: Floats, widths: Floats) -> Floats:
     third = c0 + weighted / 3
     last = c0 + c1 + c2 + c3
     points = np.stack([c0, second, third, last])
-    slopes = cubics[..., 1:]
-    moving = (slopes != 0).any(-1)
+    coefficients = cubics[..., 1:]
+    moving = (coefficients != 0).any(-1)
     rising = endless & moving
     bounds = np.where(rising, np.inf, points.max(0))
     return np.asarray(bounds)

@@ -226,9 +226,9 @@ def _step(
     move, held = _top(at.theta, negative, parts.gradient, at_zero)
     gains = _promised(at, move, np.zeros_like(at.u))
     turn = np.zeros_like(at.u)
-    slope = parts.gradient_u
-    at_low = (at.u <= low) & (slope < 0)
-    at_high = (at.u >= high) & (slope > 0)
+    gradient_u = parts.gradient_u
+    at_low = (at.u <= low) & (gradient_u < 0)
+    at_high = (at.u >= high) & (gradient_u > 0)
     stuck = at_low | at_high | ~_matters(at)
     if still or stuck.all():
         return move, turn, gains

@@ -120,8 +120,8 @@ def early(a: Ends, b: Ends, draws: Nodes) -> tuple[Nodes, Nodes]:
     discriminant = 1 + 8 * strata / nodes
     root = (discriminant.sqrt() - 1) / 2
     times = _points(a, b, root**2)
-    slope = (2 * root + 1) * nodes
-    weights = 4 * root / slope
+    jacobian = (2 * root + 1) * nodes
+    weights = 4 * root / jacobian
     return times, weights
 
 
@@ -353,8 +353,8 @@ def even_rule(
     powers = np.arange(1, 10, 2)
     series = np.array([40320, 6720, 3024, 1800, 1225]) / 53089
     places = (x[:, None] ** powers) @ series
-    slopes = powers * x[:, None] ** (powers - 1)
-    derivatives = slopes @ series
+    terms = powers * x[:, None] ** (powers - 1)
+    derivatives = terms @ series
     polynomials = np.polynomial.legendre.legvander(x, nodes - 1)
     scales = 2 * np.arange(nodes) + 1
     coefficients = polynomials * scales

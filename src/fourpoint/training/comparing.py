@@ -966,7 +966,7 @@ class _Ladder:
             events.append(fold.events)
             evidence.append(excited.first_order(simple))
             one = Excitation.of(hawkes)
-            found.append(one._replace(share=busy * one.share))
+            found.append(Excitation(busy * one.share, one.lag, one.lags))
             if self.done == len(self.folds):
                 own = self.folds[k]
                 unknown = replace(own, test=one_type(own.test))
