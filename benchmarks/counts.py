@@ -256,13 +256,13 @@ def weather(record: Record, log: Log, first: str) -> None:
     scores = {}
     for name, data in (("without weather", log.data), ("with weather", log.weather)):
         train, test = log.before(first, data)
-        for label in ("Markov-modulated, 5 states", "calendar Poisson"):
+        for label in ("Markov-modulated Poisson", "calendar Poisson"):
             [(kind, settings)] = OURS[label]
             fitted = trained(kind(train.marks, **settings), train)
             nats = fp.evaluate(fitted, test).scores["window"].per_event
             scores[label, name] = nats
             print(f"{label}, {name}: {nats:.4f} nats per event from {first} on", flush=True)
-    for label in ("Markov-modulated, 5 states", "calendar Poisson"):
+    for label in ("Markov-modulated Poisson", "calendar Poisson"):
         gain = scores[label, "with weather"] - scores[label, "without weather"]
         record.row(part, label, gain=gain)
         print(f"{label}: same-hour weather gains {gain:.4f} nats per event")
@@ -276,10 +276,10 @@ OURS: dict[str, list[Kind]] = {
     "calendar Poisson": [(Poisson, {})],
     "Hawkes": [(Hawkes, {})],
     "modulated Hawkes": [(ModulatedHawkes, {"exponentials": 3})],
-    "Markov-modulated, 5 states": [(MarkovModulated, {})],
+    "Markov-modulated Poisson": [(MarkovModulated, {})],
     HEADLINE: [(MarkovModulated, {"states": states}) for states in CHAINS],
 }
-DEFAULTS = ["calendar Poisson", "Hawkes", "Markov-modulated, 5 states", HEADLINE]
+DEFAULTS = ["calendar Poisson", "Hawkes", "Markov-modulated Poisson", HEADLINE]
 
 
 def trained(model: PointProcess, train: Dataset) -> PointProcess:
