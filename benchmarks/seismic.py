@@ -2,6 +2,7 @@
 difference on the test years with a paired block-bootstrap interval.
 
     python benchmarks/seismic.py --data DIR [--catalogues sanjac_10 japan_25] [--split test|dev]
+        [--csep DAYS]
     python benchmarks/seismic.py --sizes 12500 25000 50000 100000
 
 DIR holds Parquet files NAME.parquet with times in days, x and y in km, magnitude, and a column
@@ -9,7 +10,8 @@ split of history, train, dev and test in the order of time. Both models are fitt
 corrections are kept or dropped by dev; the scored part (``--split``) is looked at once. Scores are
 those of EarthquakeNPP: log-likelihood per scored event in days and km^2, as temporal (of times)
 plus spatial (of places given times), with all earlier events as history. The interval of the
-difference is from a bootstrap over blocks of equal time.
+difference is from a bootstrap over blocks of equal time. ``--csep DAYS`` tests as many daily
+forecasts of both models by CSEP's tests, 100 simulated catalogues each.
 
 With ``--sizes`` the seismic DAPP is fitted to simulated catalogues of about so many events instead,
 the last tenth of their time being dev, and processor seconds are printed.
@@ -30,6 +32,7 @@ from records import Record, exponent, figure, options
 
 import fourpoint as fp
 from fourpoint.events import Box, Dataset, MarkSpace
+from fourpoint.inference.csep import daily_tests
 from fourpoint.inference.evaluation import score
 from fourpoint.inference.likelihood import gap_log_likelihoods
 from fourpoint.inference.sampling import sample
@@ -40,6 +43,7 @@ BLOCKS = 24
 CATALOGUES = ("sanjac_10", "japan_25")
 PUBLISHED = {"sanjac_10": "EarthquakeNPP: ETAS -4.266, best neural -5.335"}
 WANTED = 0.05  # nats per event above ETAS
+CATALOGUES_A_DAY = 100
 
 
 def main() -> None:
@@ -51,6 +55,7 @@ def main() -> None:
     parser.add_argument("--split", choices=("dev", "test"), default="test")
     parser.add_argument("--models", type=Path, help="a folder in which to save the models")
     parser.add_argument("--sizes", type=int, nargs="+", help="events of simulated catalogues")
+    parser.add_argument("--csep", type=int, help="daily forecasts for CSEP's tests, spread evenly")
     options(parser)
     given = parser.parse_args()
     record = Record("seismic", "ETAS and the seismic DAPP on earthquake catalogues.", given.quick)
@@ -65,7 +70,7 @@ def main() -> None:
             record.missing(name, "seismic-dapp", f"no {name}.parquet in --data")
             continue
         parts = simulated() if given.quick or file is None else catalogue(file)
-        run(record, name, parts, given.split, given.models)
+        run(record, name, parts, given.split, given.models, given.csep)
     record.write(given.results)
 
 
@@ -122,9 +127,14 @@ def simulated() -> tuple[Dataset, ...]:
 
 
 def run(
-    record: Record, name: str, parts: tuple[Dataset, ...], split: str, folder: Path | None
+    record: Record,
+    name: str,
+    parts: tuple[Dataset, ...],
+    split: str,
+    folder: Path | None,
+    days: int | None = None,
 ) -> None:
-    """Fit, score and compare."""
+    """Fit, score and compare; with ``days``, test as many daily forecasts of both models."""
     train, dev, test = parts
     scored = test if split == "test" else dev
     model = SeismicDAPP(train.marks)
@@ -161,6 +171,17 @@ def run(
         flush=True,
     )
     record.row(f"{name}, {split}", "difference", mean=gain.mean, low=gain.low, high=gain.high)
+    for label, one in (("ETAS", start), ("seismic DAPP", model)) if days else ():
+        tests = daily_tests(one, scored, catalogues=CATALOGUES_A_DAY, most=days)
+        passed = {
+            "number": tests.number,
+            "spatial": tests.spatial,
+            "magnitude": tests.magnitude,
+            "pseudo-likelihood": tests.pseudo_likelihood,
+        }
+        record.row(f"{name}, CSEP tests passed of {tests.days} days, nominal 0.95", label, **passed)
+        said = ", ".join(f"{key} {share:.3f}" for key, share in passed.items())
+        print(f"{name}, {split}: {label}: CSEP tests of {tests.days} days: {said}", flush=True)
     if not record.quick:
         record.bar(f"gain over ETAS on {name}, {split}", gain.mean, least=WANTED)
         record.bar(f"lower end of its interval on {name}, {split}", gain.low, least=0.0)
