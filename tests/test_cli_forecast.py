@@ -372,7 +372,10 @@ def test_forecasts_of_two_saved_models_are_pooled(place: Path) -> None:
     words = ["--horizon", 2, "--all", "--paths", 40]
     call("forecast", place / "model", data, *words, "-o", place / "one.csv")
     pooled = ["--pool", place / "model", "-o", place / "two.csv"]
-    assert "40 paths" in call("forecast", place / "model", data, *words, *pooled).stdout
+    assert (
+        "40 paths each, drawn from 2 models"
+        in call("forecast", place / "model", data, *words, *pooled).stdout
+    )
     one, two = (csv.read_csv(place / name) for name in ("one.csv", "two.csv"))
     assert two.column_names == one.column_names and two.num_rows == one.num_rows
     no_table = ["--horizon", 2, "--pool", place / "model"]

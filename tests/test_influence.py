@@ -342,7 +342,9 @@ def test_a_surge_of_many_types_gives_no_edges(incident: tuple[Dataset, np.ndarra
     found = fp.influence(model, data)
     assert (found.edges == truth).all()
     assert any("all types share" in note for note in found.notes)
-    without = discoveries(edge_tests(model, data).p_values, 0.1)  # type: ignore[union-attr]
+    alone = edge_tests(model, data)
+    assert alone is not None
+    without = discoveries(alone.p_values, 0.1)
     assert (without & ~truth).any()
 
 

@@ -174,7 +174,8 @@ def write_table(
 
     assert options.output is not None  # `TableOptions.check` asks
     paths = PATHS if options.paths is None else options.paths
-    plan_of = partial(options.plan, model, options.models(), paths)
+    pooled = options.models()
+    plan_of = partial(options.plan, model, pooled, paths)
     if isinstance(events, EventFiles):
         first = plan_of(events.sample(1, options.seed))
         parts = forecast_files(model, events, plan_of, progress=True)
@@ -203,6 +204,9 @@ def write_table(
     }
     counted = f"{_counted(rows, 'row')}, {_counted(len(events), 'sequence')}"
     said = f"{options.output}: {counted}, {_counted(paths, 'path')} each"
+    if pooled:
+        numbers["models"] = 1 + len(pooled)
+        said = f"{said}, drawn from {1 + len(pooled)} models in equal shares"
     print_all(numbers, [said], json)
 
 
