@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from fourpoint.kernels.compiling import machine_code, threads, threads_for_loops
+from fourpoint.kernels.compiling import blas_threads, machine_code, threads, threads_for_loops
 
 
 def test_threads_are_lent_to_loops_and_given_back() -> None:
@@ -83,3 +83,20 @@ def test_results_are_equal_with_a_cold_and_a_warm_cache(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*.nbc")), "nothing was cached"
     assert cold.stdout == warm.stdout
     assert cold.stdout.count("0x") == 120
+
+
+def test_the_threads_of_blas_rest_while_loops_have_theirs() -> None:
+    """Those of OpenBLAS would keep a processor busy that the loops' threads need."""
+    blas = blas_threads()
+    if blas is None:
+        pytest.skip("numpy has no OpenBLAS here")
+    before = blas.now(), torch.get_num_threads()
+    try:
+        blas.set(2)
+        torch.set_num_threads(2)
+        with threads_for_loops(True):
+            assert (blas.now(), torch.get_num_threads(), threads()) == (1, 1, 2)
+        assert (blas.now(), torch.get_num_threads()) == (2, 2)
+    finally:
+        blas.set(before[0])
+        torch.set_num_threads(before[1])

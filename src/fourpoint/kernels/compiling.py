@@ -3,21 +3,24 @@
 Functions are made anew in a namespace that holds the machine code of those they call, so that the
 plain ones stay plain.
 
-Loops that share out their work among threads of their own ask :func:`threads` how many. torch's
-threads keep a processor busy for a while after each of its operations, waiting for the next: where
-loops do the work, torch is to have one thread (:func:`threads_for_loops`).
+Loops that share out their work among threads of their own ask :func:`threads` how many. The threads
+of torch and of numpy's BLAS keep a processor busy for a while after each of their operations,
+waiting for the next: where loops do the work, both are to have one thread
+(:func:`threads_for_loops`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,18 +38,68 @@ def threads() -> int:
 
 @contextmanager
 def threads_for_loops(wanted: bool) -> Iterator[None]:
-    """Meanwhile, where ``wanted``, torch has one thread and compiled loops have those that it
-    had.
+    """Meanwhile, where ``wanted``, torch and BLAS have one thread, and compiled loops have those
+    that torch had.
     """
-    if not wanted or torch.get_num_threads() == 1:
+    own = torch.get_num_threads()
+    if not wanted or own == 1:
         yield
         return
-    _lent.append(torch.get_num_threads())
+    _lent.append(own)
     torch.set_num_threads(1)
+    try:
+        with one_blas_thread():
+            yield
+    finally:
+        torch.set_num_threads(_lent.pop())
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Meanwhile numpy's BLAS has one thread: matrices of fits are small, and for them its threads
+    cost more than they save.
+    """
+    blas = blas_threads()
+    own = 1 if blas is None else blas.now()
+    if blas is None or own == 1:
+        yield
+        return
+    blas.set(1)
     try:
         yield
     finally:
-        torch.set_num_threads(_lent.pop())
+        blas.set(own)
+
+
+class BlasThreads(NamedTuple):
+    """Functions of numpy's OpenBLAS: its number of threads, and one that sets it."""
+
+    now: Callable[[], int]
+    set: Callable[[int], object]
+
+
+@cache
+def blas_threads() -> BlasThreads | None:
+    """Those of the OpenBLAS that this process has loaded; None where there is none.
+
+    >>> blas = blas_threads()
+    >>> blas is None or blas.now() >= 1
+    True
+    """
+    try:
+        lines = Path("/proc/self/maps").read_text("utf-8", "replace").splitlines()
+    except OSError:  # another system than Linux, whose BLAS has no such threads
+        return None
+    files = {line.split(maxsplit=5)[5] for line in lines if "openblas" in line and "/" in line}
+    for file in sorted(files, key=lambda name: "numpy" not in name):
+        for name in ("scipy_openblas_{}64_", "openblas_{}64_", "scipy_openblas_{}", "openblas_{}"):
+            try:
+                library = ctypes.CDLL(file)
+                now = library[name.format("get_num_threads")]
+                return BlasThreads(now, library[name.format("set_num_threads")])
+            except (OSError, AttributeError):  # no library, or none with this name
+                continue
+    return None
 
 
 def machine_code(

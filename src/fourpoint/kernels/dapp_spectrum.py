@@ -109,16 +109,19 @@ def back(
     raw = to_frequency * np.exp(given.log_frequency)[:, None]
     to_log_decay = to_decay * found.decay
     by_time = raw[..., None] * given.time_key[:, None]
-    to_omega = by_time + np.matmul(to_shift, given.mark_key.swapaxes(1, 2))
-    omega = found.omega.swapaxes(1, 2)
+    # Cast once: a product of two kinds of numbers is slower than one of float64.
+    omega = found.omega.astype(to_frequency.dtype).swapaxes(1, 2)
+    mark_key = given.mark_key.astype(to_shift.dtype).swapaxes(1, 2)
+    to_omega = by_time + np.matmul(to_shift, mark_key)
     to_time_key = np.matmul(omega, raw[..., None])[..., 0]
     to_mark_key = np.matmul(omega, to_shift)
     to_log_frequency = (to_frequency * found.frequency).sum(1)
     g = np.concatenate([to_omega, to_log_decay[..., None]], 2) if decays else to_omega
     layers: list[Floats] = [g] * len(given.layers)
     for i in range(half - 1, -1, -1):
-        layers[i] = np.matmul(found.inputs[i].swapaxes(1, 2), g)
+        layers[i] = np.matmul(found.inputs[i].astype(g.dtype).swapaxes(1, 2), g)
         layers[half + i] = g.sum(1, keepdims=True)
         if i:
-            g = np.matmul(g, given.layers[i].swapaxes(1, 2)) * derivative(found.inputs[i])
+            weight = given.layers[i].astype(g.dtype).swapaxes(1, 2)
+            g = np.matmul(g, weight) * derivative(found.inputs[i])
     return Networks(to_time_key, to_mark_key, to_log_frequency, to_log_decay.sum(1), layers)

@@ -47,7 +47,7 @@ from fourpoint.events import Dataset, check_marks
 from fourpoint.events.dates import span_words
 from fourpoint.events.dequantise import dequantised, stamped_ahead
 from fourpoint.inference.likelihood import BLOCK, CONVENTIONS, Convention, check_memory
-from fourpoint.kernels.compiling import threads_for_loops
+from fourpoint.kernels.compiling import one_blas_thread, threads_for_loops
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import TREND, effects_of
 from fourpoint.models.event_features import feature_names
@@ -278,7 +278,8 @@ def fit(
         # Gradients of attention are summed per thread, so that they depend on the number of
         # threads; these models are small.
         one_thread = place.type == "cpu" and model.one_thread
-        with threads_for_loops(one_thread), _bar(progress and team.first) as bar:
+        alone = threads_for_loops(one_thread)
+        with one_blas_thread(), alone, _bar(progress and team.first) as bar:
             bar.say("preparing")
             said = _timestamp_resolution(run, recipe)
             shown = parts.train
