@@ -64,8 +64,7 @@ class Steps:
             self._ready(self.seeded(torch.Generator(), step))
         value, gradients = team.add(self.weights, gradients, value)
         size = _norm([one for one in gradients if one is not None])
-        for p, gradient in zip(self.weights, gradients, strict=True):
-            p.grad = None if gradient is None else gradient.to(p.dtype)
+        _set_gradients(self.weights, gradients)
         if not (math.isfinite(value) and math.isfinite(size)):
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
@@ -192,23 +191,23 @@ def take_step(optimiser: torch.optim.AdamW) -> None:
     tensor([0.8000, 0.8000, 0.8000])
     """
     moved = [_with_gradients(group["params"]) for group in optimiser.param_groups]
-    if not all(_prepared(optimiser, parameters) for parameters in moved):
+    states = [[optimiser.state[parameter] for parameter in own] for own in moved]
+    on_cpu = all(own[0].is_cpu for own in moved if own)
+    if not (on_cpu and all(all(own) for own in states)):  # a state is empty before the first step
         optimiser.step()
         return
-    for group, parameters in zip(optimiser.param_groups, moved, strict=True):
+    torch._foreach_add_([state["step"] for own in states for state in own], 1)
+    for group, parameters, own in zip(optimiser.param_groups, moved, states, strict=True):
         if not parameters:
             continue
-        states = [optimiser.state[parameter] for parameter in parameters]
-        counts = [state["step"] for state in states]
         beta1, beta2 = group["betas"]
-        torch._foreach_add_(counts, 1)
         torch._fused_adamw_(
             list[Tensor](parameters),
             [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
+            [state["exp_avg"] for state in own],
+            [state["exp_avg_sq"] for state in own],
             [],
-            counts,
+            [state["step"] for state in own],
             lr=group["lr"],
             beta1=beta1,
             beta2=beta2,
@@ -219,20 +218,28 @@ def take_step(optimiser: torch.optim.AdamW) -> None:
         )
 
 
+def _set_gradients(weights: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
+    """Let every weight have its gradient in its own precision, in the space of the last step's
+    where there is one.
+    """
+    into, values = [], []
+    for p, gradient in zip(weights, gradients, strict=True):
+        if gradient is not None and p.grad is not None and gradient is not p.grad:
+            into.append(p.grad)
+            values.append(gradient)
+        elif gradient is not p.grad:
+            p.grad = None if gradient is None else gradient.to(p.dtype)
+    if into:
+        torch._foreach_copy_(into, values)
+
+
 def _norm(gradients: list[Tensor]) -> float:
     """The Euclidean norm of all gradients together."""
-    if all(one.dtype == torch.float64 and one.device.type == "cpu" for one in gradients):
-        arrays = [one.numpy() for one in gradients]
-        return math.sqrt(sum(float(np.vdot(array, array)) for array in arrays))
+    if gradients and all(one.dtype == torch.float64 and one.is_cpu for one in gradients):
+        whole = np.concatenate([one.numpy().reshape(-1) for one in gradients])
+        return math.sqrt(float(np.vdot(whole, whole)))
     return float(nn.utils.get_total_norm(gradients))
 
 
 def _with_gradients(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
     return [parameter for parameter in parameters if parameter.grad is not None]
-
-
-def _prepared(optimiser: torch.optim.AdamW, parameters: list[torch.nn.Parameter]) -> bool:
-    """Whether all parameters are on the CPU and have moments."""
-    return all(
-        parameter.device.type == "cpu" and parameter in optimiser.state for parameter in parameters
-    )
