@@ -14,7 +14,7 @@ import pytest
 
 import fourpoint
 
-HEAVY = ("torch", "scipy", "matplotlib", "pyarrow")
+HEAVY = ("torch", "scipy", "matplotlib", "pyarrow", "pandas")
 
 
 def modules_after(code: str) -> list[str]:
@@ -41,6 +41,14 @@ def test_events_come_without_torch() -> None:
 
 def test_embedded_data_comes_without_torch() -> None:
     assert "torch" not in modules_after("import fourpoint as fp; fp.load('nyc_delays')")
+
+
+def test_a_file_is_read_without_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it for some of its functions, in a tenth of a second."""
+    rows = [f"u{i % 30},{i},{'abcdefg'[i % 7]}" for i in range(300)]
+    file = tmp_path / "log.csv"
+    file.write_text("\n".join(["user,time,type", *rows]) + "\n")
+    assert "pandas" not in modules_after(f"import fourpoint as fp; fp.read({str(file)!r})")
 
 
 def test_command_line_starts_without_torch() -> None:

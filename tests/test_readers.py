@@ -956,3 +956,17 @@ def test_real_ties_and_marks(shared_data: Path, tmp_path: Path) -> None:
 def test_a_log_of_one_time_asks_for_its_period() -> None:
     notes = read_with_notes({"time": ["2024-03-01 10:00:00"]}).notes
     assert "taken as observed for 1 second, since all events have one time" in "".join(notes)
+
+
+def test_a_missing_type_in_encoded_columns_is_named() -> None:
+    rows = range(300)
+    kinds = [None if i % 11 == 0 else "abc"[i % 3] for i in rows]
+    table = pa.table(
+        {
+            "time": np.arange(300.0),
+            "user": pa.array([f"u{i % 30}" for i in rows]).dictionary_encode(),
+            "type": pa.array(kinds).dictionary_encode(),
+        }
+    )
+    with pytest.raises(EventDataError, match="a value in every row of column 'type'"):
+        read(table)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from fourpoint.data.expansion import Expansion
 from fourpoint.data.grouping import Numbered, number
-from fourpoint.data.opened import Table, flat, pieces
+from fourpoint.data.opened import Table, flat, pieces, whole_numbers
 from fourpoint.events import SPLITS, EventDataError, MarkSpace
 
 MOST_TYPES = 1_000_000
@@ -187,10 +187,10 @@ class Columns:
         indices = [chunk.indices for chunk in encoded.chunks]
         codes = pa.chunked_array(indices, encoded.type.index_type)
         numbered = self._numbered(name, pieces(codes), most)
-        words = pa.array([], pa.string())
+        words = pa.nulls(0, pa.string())
         if encoded.num_chunks:
             words = encoded.chunk(0).dictionary
-        found = words.take(pa.array(numbered.distinct))
+        found = words.take(whole_numbers(numbered.distinct))
         return numbered, found.to_pylist()
 
     def _numbered(self, name: str, values: list[NDArray[Any]], most: int | None) -> Numbered:

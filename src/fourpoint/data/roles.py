@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from fourpoint.data.calendar_windows import CALENDAR, By
 from fourpoint.data.clocks import looks_like_time
@@ -27,7 +29,7 @@ from fourpoint.data.date_time import (
     joined_name,
     parts_of,
 )
-from fourpoint.data.opened import Table
+from fourpoint.data.opened import Table, flat
 from fourpoint.data.places import OWN, Place, guessed_places, place_names
 from fourpoint.events import SPLITS, EventDataError
 
@@ -42,6 +44,7 @@ MARKS_TEXT = """
     mark marks type event_type type_event types kind label labels category class event event_name
     action activity reason topic call_type incident_type complaint_type crime_type primary_type
     eventtype alert alarm fault typ art kategorie ereignis tipo categoria categoría catégorie
+    service channel side signal sensor
 """
 SEQUENCES_TEXT = """
     seq_id seq sequence sequence_id seqid seq_idx series series_id entity entity_id user user_id
@@ -474,13 +477,13 @@ class _Guess:
         """
         if sequence is None or self.counts[sequence] > 1 or self.counts[name] > 1:
             return False
-        rows = self.table.head([sequence, name]).rename_columns(["sequence", "value"])
-        sequences = rows.group_by("sequence").aggregate([([], "count_all")])
-        pairs = rows.group_by(["sequence", "value"]).aggregate([])
-        repeated = pc.sum(pc.greater(sequences["count_all"], 1)).as_py() or 0
-        constant = len(pairs) == len(sequences)
-        differs = len(pc.unique(rows["value"])) > 1
-        often = repeated >= DESCRIBED and len(rows) - len(sequences) >= REPEATS
+        rows = self.table.head([sequence, name])
+        sequences, values = (_codes(rows[column]) for column in (sequence, name))
+        sizes = np.bincount(sequences)
+        pairs = np.unique(np.stack([sequences, values], 1), axis=0)
+        constant = len(pairs) == len(sizes)
+        differs = bool((values != values[:1]).any())
+        often = (sizes > 1).sum() >= DESCRIBED and len(values) - len(sizes) >= REPEATS
         return constant and differs and often
 
     def split(self) -> str | None:
@@ -537,3 +540,18 @@ class _Guess:
             return True
         distinct = len(pc.unique(rows))
         return 2 * distinct <= len(rows) + 1
+
+
+def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Numbers from 0 for the distinct values of a column, of which a null is one.
+
+    ``Table.group_by`` and ``Array.to_numpy`` would import pandas.
+
+    >>> _codes(pa.chunked_array([["a", None, "b", "a"]])).tolist()
+    [0, 1, 2, 0]
+    """
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.DictionaryArray):
+        whole = whole.dictionary_decode()
+    encoded = pc.dictionary_encode(whole, null_encoding="encode")
+    return flat(encoded.indices, np.int64)

@@ -104,18 +104,22 @@ def _check_order(d: Dataset) -> None:
 
 def _check_inside(d: Dataset) -> None:
     """Refuse events outside their window; one at the end of an inferred window is inside."""
-    row = np.repeat(np.arange(len(d)), d.lengths)
-    starts = d.starts[row]
-    stops = d.stops[row]
-    early = d.times < starts
-    if d.inferred:
-        late = d.times > stops
-    else:
-        late = d.times >= stops
-    i = _first(early | late)
-    if i is not None:
+    full = np.flatnonzero(d.lengths > 0)
+    # Times are in order: the first and the last of each sequence are the outermost.
+    first = d.times[d.offsets[full]]
+    last = d.times[d.offsets[full + 1] - 1]
+    stops = d.stops[full]
+    beyond = last > stops if d.inferred else last >= stops
+    j = _first((first < d.starts[full]) | beyond)
+    if j is not None:
+        k = int(full[j])
+        start = d.starts[k]
+        stop = d.stops[k]
+        own = d.times[d.row(k)]
+        late = own > stop if d.inferred else own >= stop
+        i = int(d.offsets[k] + np.argmax((own < start) | late))
         raise EventDataError(
-            f"times inside the window [{starts[i]}, {stops[i]})",
+            f"times inside the window [{start}, {stop})",
             f"{d.times[i]} at {place_of(d, i)}",
             "Widen the window or drop the event.",
         )
