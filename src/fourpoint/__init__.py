@@ -205,28 +205,31 @@ _HOME = {
 }
 
 
-# Names until 0.1, and what they are called now.
-_FORMER = {"PlacedDAPP": "SpatialDAPP", "PlacedHawkes": "SpatialHawkes"}
-
-
 def __getattr__(name: str) -> Any:
-    if name in _FORMER:
-        import warnings
-
-        now = _FORMER[name]
-        text = f"fourpoint.{name} is now called fourpoint.{now}; the old name will be removed"
-        warnings.warn(text, DeprecationWarning, stacklevel=2)
-        return __getattr__(now)
     if name not in _HOME:
-        raise AttributeError(
-            f"module 'fourpoint' has no attribute {name!r}; its public names are "
-            f"{', '.join(sorted(_HOME))}"
-        )
+        return _former(name)
     from importlib import import_module
 
     value = getattr(import_module(f"fourpoint.{_HOME[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _former(name: str) -> Any:
+    """What the public name ``name`` of version 0.1 stands for."""
+    from fourpoint.former_names import FORMER_PUBLIC
+
+    if name not in FORMER_PUBLIC:
+        raise AttributeError(
+            f"module 'fourpoint' has no attribute {name!r}; its public names are "
+            f"{', '.join(sorted(_HOME))}"
+        )
+    import warnings
+
+    now = FORMER_PUBLIC[name]
+    text = f"fourpoint.{name} is now called fourpoint.{now}; the old name will be removed"
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
+    return __getattr__(now)
 
 
 def __dir__() -> list[str]:

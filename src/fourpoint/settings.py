@@ -17,6 +17,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from fourpoint.events import UserError
+from fourpoint.former_names import FORMER_SETTINGS, FORMER_VALUES
 
 OWN_OPTIONS = {
     "seed": "--seed",
@@ -84,13 +85,11 @@ def current_pairs(
     return found, notices
 
 
-def with_former_names(
-    former: Mapping[str, str],
-    former_values: Mapping[str, Mapping[str, str]] = {},
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator of a constructor whose keyword arguments, or values of them, had other names:
-    those are accepted, with a warning.
+def with_former_names(model: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A decorator of the constructor of ``model``, whose keyword arguments, or values of them, had
+    other names: those are accepted, with a warning.
     """
+    former, former_values = FORMER_SETTINGS.get(model, {}), FORMER_VALUES.get(model, {})
 
     def decorate(construct: Callable[..., None]) -> Callable[..., None]:
         @wraps(construct)

@@ -384,14 +384,15 @@ def _fit(
     began = monotonic()
     from fourpoint.cli.distributed import resumes
     from fourpoint.data.event_files import BUFFER, EventFiles
+    from fourpoint.former_names import FORMER_MODELS, FORMER_SETTINGS, FORMER_VALUES
     from fourpoint.inference.branching import branching_ratios
-    from fourpoint.models import CATALOGUE, FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS
+    from fourpoint.models import CATALOGUE, MODELS
     from fourpoint.settings import current_pairs, parameters, parse_settings
     from fourpoint.training.fitting import fit as train_model
 
-    if model in FORMER_NAMES:
-        print_notice(f"--model {model} is now called {FORMER_NAMES[model]}")
-    name = one_of("--model", FORMER_NAMES.get(model, model), tuple(MODELS))
+    if model in FORMER_MODELS:
+        print_notice(f"--model {model} is now called {FORMER_MODELS[model]}")
+    name = one_of("--model", FORMER_MODELS.get(model, model), tuple(MODELS))
     if name in CATALOGUE:
         reading = catalogue_columns(source, reading)
         events: Dataset | EventFiles = open_events(source, reading, project=True)

@@ -9,7 +9,7 @@ from functools import partial
 
 from fourpoint.models.base import PointProcess
 from fourpoint.models.dapp import DAPP
-from fourpoint.models.deep_dapp import FORMER_SETTINGS as FORMER_DEEP_SETTINGS, DeepDAPP
+from fourpoint.models.deep_dapp import DeepDAPP
 from fourpoint.models.etas import ETAS
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
@@ -21,7 +21,7 @@ from fourpoint.models.power_law_hawkes import PowerLawHawkes
 from fourpoint.models.rmtpp import RMTPP
 from fourpoint.models.sahp import SAHP
 from fourpoint.models.self_correcting import SelfCorrecting
-from fourpoint.models.spatial.dapp import FORMER_VALUES as FORMER_SPATIAL_VALUES, SpatialDAPP
+from fourpoint.models.spatial.dapp import SpatialDAPP
 from fourpoint.models.spatial.hawkes import SpatialHawkes
 from fourpoint.models.spatial.seismic_dapp import SeismicDAPP
 from fourpoint.models.thp import THP
@@ -61,10 +61,6 @@ MODELS: dict[str, Callable[..., PointProcess]] = {
 'Hawkes'
 """
 
-# Names of settings and of their values by model, as earlier versions have them.
-FORMER_SETTINGS: dict[str, dict[str, str]] = {"deep-dapp": FORMER_DEEP_SETTINGS}
-FORMER_VALUES: dict[str, dict[str, dict[str, str]]] = {"spatial-dapp": FORMER_SPATIAL_VALUES}
-FORMER_NAMES = {"dapp-places": "spatial-dapp", "hawkes-places": "spatial-hawkes"}  # until 0.1
 CATALOGUE = (
     "etas",
     "seismic-dapp",

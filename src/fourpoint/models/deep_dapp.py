@@ -60,16 +60,13 @@ from fourpoint.models.rate import log_softplus
 from fourpoint.ops.periodogram import coarse_resolution, peaks
 from fourpoint.settings import with_former_names
 
-FORMER_SETTINGS = {
-    "waves": "sinusoids",
-    "unheard": "event_dropout",
-    "unmarked": "mark_dropout",
-}  # until 0.1
 TIMES = 6  # times s_k that gaps are compared with
 TURNS = 4  # of the fastest rhythm in one piece of an integral
 NODES_PER_HALF_TURN = 1.65  # of the fastest sinusoid of log-time, in a rule for a whole gap
 MOST_CUTS = 1024  # of a window
 PIECE = 2**24  # numbers held at once, per mark and event
+CYCLES = (5.0, 1.0)  # of the modes that show the time since the start, in a window
+SEVERAL = 20  # sequences: in fewer, what belongs to a time since the start cannot be told
 FARTHEST = 1e18  # mean gaps: angles of longer ones are no numbers
 SHORTEST = 0.02  # quantile of the positive gaps that counts as the shortest
 PANEL = 3.0  # of the elapsed time, which a panel of 16 nodes may cover
@@ -132,7 +129,7 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
     scales: Tensor
     fastest: Tensor  # period of the fastest rhythm, in the user's unit
 
-    @with_former_names(FORMER_SETTINGS)
+    @with_former_names("deep-dapp")
     def __init__(
         self,
         marks: MarkSpace | int | None = None,
@@ -221,7 +218,10 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
 
     @torch.no_grad()
     def initialise(self, data: Dataset) -> list[str]:
-        """Take time scales, rhythms and mean rates from the data."""
+        """Take time scales, rhythms and mean rates from the data.
+
+        Two slow modes show the time since the start of the window, with which rates may change.
+        """
         scale = time_scale_of(data)
         gaps = data.gaps[data.gaps > 0]
         window = float(np.mean(data.durations))
@@ -242,7 +242,8 @@ class DeepDAPP(NarrowPeaks[DeepHistory]):
         self.time_scale.fill_(scale)
         self.fastest.fill_(period)
         self.scales.copy_(torch.logspace(low, high, TIMES))
-        frequencies = torch.from_numpy(rhythms * scale)
+        given = np.concatenate([rhythms, _of_the_window(data, longest)])
+        frequencies = torch.from_numpy(given * scale)
         slowest = scale / longest
         fastest = scale / shortest
         for layer in self._stack():
@@ -772,6 +773,13 @@ def _positions(history: DeepHistory, bias: Float[Tensor, " H"]) -> Positions:
         pace=_array(paces),
         summary=_array(summaries + bias),
     )
+
+
+def _of_the_window(data: Dataset, window: float) -> NDArray[np.float64]:
+    """Angular frequencies of slow modes, which begin with the window of every sequence."""
+    if len(data) < SEVERAL:
+        return np.zeros(0)
+    return 2 * np.pi * np.array(CYCLES) / window
 
 
 def _check(

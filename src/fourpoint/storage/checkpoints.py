@@ -27,7 +27,14 @@ from torch import Tensor
 
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
-from fourpoint.models import FORMER_NAMES, FORMER_SETTINGS, FORMER_VALUES, MODELS, Hawkes
+from fourpoint.former_names import (
+    FORMER_CONSTANT_RATES,
+    FORMER_MODELS,
+    FORMER_SETTINGS,
+    FORMER_TENSORS,
+    FORMER_VALUES,
+)
+from fourpoint.models import MODELS, Hawkes
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import EffectsSpec, RateRatio
 from fourpoint.models.event_features import EventFeaturesSpec
@@ -134,7 +141,7 @@ def restore(folder: str | Path) -> PointProcess:
     tensors, info = read_tensors(folder, "model")
     name = info.get("model")
     if isinstance(name, str):
-        name = FORMER_NAMES.get(name, name)
+        name = FORMER_MODELS.get(name, name)
     if not isinstance(name, str) or name not in MODELS:
         raise CheckpointError(
             f"a model among {', '.join(MODELS)}",
@@ -376,12 +383,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-BASELINE = ("log_base", "bias", "drift", "mark_drift", "length")  # of a rate with a link
-CONSTANT = {"poisson": "log_rate", "hawkes": "log_baseline", "spatial-hawkes": "log_baseline"}
-TIME_WEIGHT = {"slope": "time_weight"}
-SPLINE = {"coefficients": "baseline.log_base", "length": "baseline.length"}
-
-
 def current_settings(model: str, settings: Any) -> Any:
     """The settings of a saved model called ``model``, renamed if an earlier version saved them.
 
@@ -407,16 +408,10 @@ def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     >>> {name: tuple(tensor.shape) for name, tensor in found.items()}
     {'baseline.log_base': (2, 1), 'baseline.length': ()}
     """
-    old = CONSTANT.get(model)
+    old = FORMER_CONSTANT_RATES.get(model)
     if old in tensors:
         others = {name: tensor for name, tensor in tensors.items() if name != old}
         length = torch.ones((), dtype=torch.float64)
         return others | {"baseline.log_base": tensors[old][..., None], "baseline.length": length}
-    if model in ("rmtpp", "thp"):
-        return {TIME_WEIGHT.get(name, name): tensor for name, tensor in tensors.items()}
-    if model == "spline-poisson":
-        return {SPLINE.get(name, name): tensor for name, tensor in tensors.items()}
-    renamed = {f"rate.{name}": f"rate.baseline.{name}" for name in BASELINE}
-    if "dapp" in model and model != "deep-dapp":
-        return {renamed.get(name, name): tensor for name, tensor in tensors.items()}
-    return tensors
+    former = FORMER_TENSORS.get(model, {})
+    return {former.get(name, name): tensor for name, tensor in tensors.items()}

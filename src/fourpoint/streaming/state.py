@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fourpoint.events import BatchContext, UserError
+from fourpoint.former_names import FORMER_STREAM_FIELDS
 from fourpoint.models.base import History, PointProcess
 
 if TYPE_CHECKING:
@@ -307,7 +308,6 @@ def fingerprint(model: PointProcess) -> str:
 
 
 CONTEXT = "context"  # the field of a history for what is known besides events
-FORMER_FIELDS = {"summary": "context"}  # names of fields in states that earlier versions wrote
 
 
 def arrays_of(history: DataclassInstance, prefix: str = "history") -> Arrays:
@@ -338,7 +338,7 @@ def history_from(template: D, arrays: Arrays, prefix: str = "history") -> D:
             continue
         value = getattr(template, own)
         name = f"{prefix}.{own}"
-        former = f"{prefix}.{FORMER_FIELDS.get(own, own)}"
+        former = f"{prefix}.{FORMER_STREAM_FIELDS.get(own, own)}"
         if name not in arrays and former in arrays:
             name = former
         if name in arrays:

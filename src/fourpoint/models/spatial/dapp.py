@@ -149,7 +149,6 @@ def check_choices(s: dict[str, Any]) -> None:
             raise UserError(f"{name} of at least {least}", f"{s[name]}", "Raise it.")
 
 
-FORMER_VALUES = {"background": {"waves": "sinusoids"}}  # until 0.1
 # the highest number of sinusoids over PERIOD boxes along an axis, by dimension
 HIGHEST = {1: 16, 2: 8, 3: 4}
 ORDER = {1: 32, 2: 16, 3: 8}  # Gauss nodes per axis of evaluations, to begin with
@@ -198,7 +197,7 @@ class SpatialDAPP(PointProcess[SpatialDAPPHistory]):
     numbers: Tensor
     order: int
 
-    @with_former_names({}, FORMER_VALUES)
+    @with_former_names("spatial-dapp")
     def __init__(
         self,
         marks: MarkSpace | int | None = None,
