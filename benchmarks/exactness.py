@@ -136,8 +136,8 @@ def spline_poisson() -> SplinePoisson:
     model = SplinePoisson(knots=6)
     model.initialise(simulate("hawkes", 200))
     with torch.no_grad():
-        model.coefficients += torch.randn(
-            model.coefficients.shape, generator=torch.Generator().manual_seed(1)
+        model.coefficients.add_(
+            torch.randn(model.coefficients.shape, generator=torch.Generator().manual_seed(1))
         )
     return model
 

@@ -166,6 +166,8 @@ def run_cell(cell: Row) -> Row:
     try:
         model, facts = _trained(cell, parts["train"], parts["dev"])
     except ImportError as error:
+        if not cell["model"].startswith("easytpp-"):
+            raise
         return cell | dict(missing=str(error))
     clock = time.monotonic()
     model.to(cell["device"]).eval()
@@ -240,7 +242,8 @@ def _trained(cell: Row, train: Any, dev: Any) -> tuple[Any, Row]:
         look_for_narrow_peaks(model, train)
         return model, facts
     from fourpoint import fit
-    from fourpoint.models import FORMER_SETTINGS, MODELS
+    from fourpoint.former_names import FORMER_SETTINGS
+    from fourpoint.models import MODELS
     from fourpoint.settings import current_pairs, parse_settings
 
     name, _, changes = cell["model"].partition("@")

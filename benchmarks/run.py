@@ -55,7 +55,7 @@ PLANS: dict[str, Plan] = {
         240,
         (
             "--events 2000 --keep-events 2000 --entities 500 --streams 20 --command-events 2000 "
-            "--repeats 1"
+            "--repeats 1 --days 1 --changes 2"
         ),
         45,
     ),

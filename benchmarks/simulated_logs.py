@@ -1,6 +1,6 @@
 """Figures of the how-to guides that come from simulated logs with a known truth.
 
-    python benchmarks/simulated_logs.py [--parts features silent rounding gaps]
+    python benchmarks/simulated_logs.py [--parts features silent rounding gaps scores]
 
 - `features`: the factor by which one unit of magnitude multiplies the offspring of an event.
 - `silent`: the rate ratio of two plans from a log that lacks customers without purchases.
@@ -8,6 +8,9 @@
   are rounded to whole units, for five decays.
 - `gaps`: the branching ratio from a log with recording gaps: as observed silence, with exposure 0,
   and with imputed events, less that from the complete log of the same seed.
+- `scores`: the log-likelihoods of four of these logs, with the unknown events integrated out and of
+  the observed time given the observed events; fits with exposure 0 in the gaps less fits with
+  imputed events.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from records import Record, options
 import fourpoint as fp
 from fourpoint.events import Context, Dataset, Sequence, Steps
 
-PARTS = ("features", "silent", "rounding", "gaps")
+PARTS = ("features", "silent", "rounding", "gaps", "scores")
 WEIGHT = 0.7  # log of the factor for one unit of magnitude
 STOP, GAPS, LENGTH = 2000.0, 20, 10.0  # of the logs with recording gaps
 
@@ -121,6 +124,31 @@ def gaps(record: Record, quick: bool) -> None:
             print(f"decay {decay:g}, {name}: {mean:+.3f} +- {error:.3f}, largest {farthest:.3f}")
 
 
+def scores(record: Record, quick: bool) -> None:
+    """Nats of a whole log, exposure 0 in the gaps less imputed events."""
+    for seed in range(1 if quick else 4):
+        _, observed, _ = log_with_gaps(0.1, seed, quick)
+        ignored = fitted(observed)
+        imputed = fitted(observed, fill="sample")
+        marginal = [
+            fp.marginal_log_likelihood(model, observed, seed=seed).log_likelihood
+            for model in (ignored, imputed)
+        ]
+        plain = [
+            fp.evaluate(model, observed).scores["window"].log_likelihood
+            for model in (ignored, imputed)
+        ]
+        integrated = marginal[0] - marginal[1]
+        given_observed = plain[0] - plain[1]
+        row = {"integrated out": integrated, "given the observed": given_observed}
+        record.row("scores of logs with gaps", f"seed {seed}", **row)
+        print(
+            f"seed {seed}: exposure 0 less imputed, nats of the log: {integrated:+.2f} with the "
+            f"unknown events integrated out, {given_observed:+.2f} given the observed ones",
+            flush=True,
+        )
+
+
 def log_with_gaps(decay: float, seed: int, quick: bool) -> tuple[Dataset, Dataset, Dataset]:
     """The complete log, the log with gaps, and the latter without its gaps being known."""
     stop = STOP / 10 if quick else STOP
@@ -138,9 +166,14 @@ def log_with_gaps(decay: float, seed: int, quick: bool) -> tuple[Dataset, Datase
 
 def branching(data: Dataset, **choices: str) -> float:
     """The branching ratio of a fitted Hawkes process."""
+    return fitted(data, **choices).spectral_radius
+
+
+def fitted(data: Dataset, **choices: str) -> fp.Hawkes:
+    """A Hawkes process fitted to ``data``."""
     model = fp.Hawkes(data.marks)
     fp.fit(model, data, progress=False, calendar="none", **choices)
-    return model.spectral_radius
+    return model
 
 
 if __name__ == "__main__":

@@ -2,22 +2,23 @@
 what are the alarms worth?
 
     python benchmarks/streaming.py [--events 100000] [--keep 64] [--keep-events 20000] [--seconds
-                                   10] [--plain] [--only flat observe bank alarms command latency]
+                                   10] [--plain] [--only flat observe bank alarms fleet command
+                                   latency]
 
 **flat**: one stream of DAPP, with nothing forgotten and with ``keep``; at event 10^3, 10^4, ... the
-bytes of its state, the resident
-memory of the process, and the median time of the last 1,000 events, by the clock and of the
-processor. Then the streams as they were at those events are taken up again and timed side by side,
-an event each in turn, since a machine is not as fast now as it
-was a minute ago. **observe**: the median of one stream at the features that DAPP settles on, and at
-1,024. **bank**: events per
-second of 10,000 entities (2 heads, 64 features), by the clock on one thread and on two, and per
-second of processor time, which other processes on the machine disturb less. **alarms**: how many of
-1,000 streams from the true model raise a false alarm within 1,000 events, and how soon a doubled
-rate is seen. **command**: what `fourpoint stream` does once it has started, from a file of JSON
-Lines to another; events per second of processor time and by the clock. **latency**: how long single
-events take from a pipe to the file of scores, after a burst of new entities, while the state of
-those is written, with alarms and without. DAPP is fitted for
+bytes of its state, the resident memory of the process, and the median time of the last 1,000
+events, by the clock and of the processor. Then the streams as they were at those events are taken
+up again and timed side by side, an event each in turn, since a machine is not as fast now as it was
+a minute ago. **observe**: the median of one stream at 128 features, on which DAPP mostly settles,
+and at 1,024. **bank**: events per second of 10,000 entities (2 heads, 64 features), by the clock on
+one thread and on two, and per second of processor time, which other processes on the machine
+disturb less. **alarms**: how many of 1,000 streams from the true model raise a false alarm within
+1,000 events, and how soon a doubled rate is seen. **fleet**: 40 services with five types of events;
+false alarms of entities, types and the fleet in 20 days, and when the type is named whose
+background has risen six-fold, or which has stopped. **command**: what `fourpoint stream` does once
+it has started, from a file of JSON Lines to another; events per second of processor time and by the
+clock. **latency**: how long single events take from a pipe to the file of scores, after a burst of
+new entities, while the state of those is written, with alarms and without. DAPP is fitted for
 ``--seconds`` to the paper's Hawkes process. ``--plain`` does without numba. Set OMP_NUM_THREADS=1:
 a stream needs one thread.
 """
@@ -36,7 +37,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -44,7 +45,7 @@ from numpy.typing import NDArray
 from records import Record, figure, options
 
 from fourpoint.data.synthetic import process, simulate
-from fourpoint.events import Dataset
+from fourpoint.events import Dataset, MarkSpace
 from fourpoint.inference.sampling import sample
 from fourpoint.models import DAPP, Hawkes
 from fourpoint.storage.checkpoints import save
@@ -54,6 +55,7 @@ from fourpoint.streaming.monitoring import Alarm
 from fourpoint.streaming.stream import Stream
 from fourpoint.training.fitting import fit
 
+FEATURES = 128  # of every head: DAPP mostly settles on so many after a fit
 LAST = 1000  # events whose median time is taken
 FIRST = 1000  # events of a stream before its state and memory are looked at for the first time
 OBSERVED, WARM_UP = (
@@ -64,7 +66,11 @@ WATCHED = 800.0  # length of the windows in which false alarms are counted
 MOST_LATENCY = 50.0  # milliseconds that an event may take from a pipe to the file of scores
 POLL = 2e-4  # seconds between two looks at that file
 DOUBLED, SEEN = 150.0, 220.0  # when the rate doubles, and until when that is to be seen
-PARTS = ("flat", "observe", "bank", "alarms", "command", "latency")
+PARTS = ("flat", "observe", "bank", "alarms", "fleet", "command", "latency")
+TYPES = ("login", "error", "query", "deploy", "backup")
+SERVICES, CHANGED = 40, 12.0  # of `fleet`; hours after which a type changes
+CHANGES = {"error": "errors have risen six-fold", "login": "logins have stopped"}
+LEVELS = (0.3, 1e-3)  # of false alarms in 20 days, and of alarms of a change
 
 
 def main() -> None:
@@ -90,6 +96,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="of `command`")
     parser.add_argument("--burst", type=int, default=50_000, help="new entities of `latency`")
     parser.add_argument("--singles", type=int, default=1500, help="events after the burst")
+    parser.add_argument("--days", type=float, default=20.0, help="without a change, of `fleet`")
+    parser.add_argument("--changes", type=int, default=20, help="of each kind, of `fleet`")
     options(parser)
     given = parser.parse_args()
     if given.plain:
@@ -98,7 +106,7 @@ def main() -> None:
     record = Record(
         "streaming", "Live streams: time, state and memory per event, banks, alarms.", given.quick
     )
-    model = DAPP()
+    model = DAPP(eval_features=FEATURES)
     if {"flat", "observe", "command", "latency"} & set(given.only):
         fit(
             model,
@@ -119,6 +127,8 @@ def main() -> None:
         bank(record, given.entities)
     if "alarms" in given.only:
         alarms(record, given.streams)
+    if "fleet" in given.only:
+        fleet(record, given.days, given.changes)
     if "command" in given.only:
         command(record, model, given.command_events, given.command_entities, given.repeats)
     if "latency" in given.only:
@@ -385,7 +395,8 @@ def resident() -> float:
 def observe(record: Record, model: DAPP) -> None:
     """The median time of one stream."""
     print()
-    for features in (int(model.settings()["eval_features"]), 1024):
+    own = int(model.settings()["eval_features"])
+    for features in (1024, own):  # what follows uses the model with its own
         model.fix_features(features)
         stream, random, now, found = Stream(model), np.random.default_rng(1), 0.0, []
         for _ in range(OBSERVED):
@@ -482,6 +493,86 @@ def alarms(record: Record, streams: int) -> None:
             ),
             flush=True,
         )
+
+
+def services(raised: float = 1.0) -> Hawkes:
+    """Five types of events per service and hour; the background of errors times ``raised``."""
+    excitation = np.full((5, 5), 0.02) + 0.1 * np.eye(5)
+    return Hawkes(
+        MarkSpace.categorical(list(TYPES)),
+        baseline=[0.5, 0.5 * raised, 0.4, 0.3, 0.3],
+        branching=excitation.tolist(),
+        decay=4.0,
+    )
+
+
+def fleet(record: Record, days: float, repeats: int) -> None:
+    """False alarms of 40 services with five types, and the hours until a changed type is named."""
+    true = services()
+    quiet = merged(sample(true, 0.0, 24 * days, SERVICES, seed=1))
+    level, strict = LEVELS
+    false = len(watch_fleet(true, level, quiet))
+    events = len(quiet[0])
+    rate = 1000 * false / events
+    part = f"fleet of {SERVICES} services"
+    record.row(part, f"promised at most {level:g}", **{"false alarms per 1,000 events": rate})
+    print(
+        f"\n{SERVICES} services, {days:g} days, {events:,} events: {false} false alarms, "
+        f"{rate:.3f} per 1,000 events (at most {level:g})",
+        flush=True,
+    )
+    for change, named in (
+        ("errors have risen six-fold", "error"),
+        ("logins have stopped", "login"),
+    ):
+        delays = []
+        for seed in range(repeats):
+            before = sample(true, 0.0, CHANGED, SERVICES, seed=100 + seed)
+            after = sample(
+                services(6.0 if named == "error" else 1.0), 0.0, CHANGED, SERVICES, seed=200 + seed
+            )
+            times, marks, entities = merged(after)
+            kept = np.ones(len(times), dtype=bool)
+            if named == "login":
+                kept = marks != TYPES.index("login")
+            later = (CHANGED + times[kept], marks[kept], entities[kept])
+            rows = tuple(np.concatenate(pair) for pair in zip(merged(before), later, strict=True))
+            raised = watch_fleet(true, strict, rows)
+            own = [a.time for a in raised if (a.of, a.name) == ("type", named)]
+            delays.append(60 * (own[0] - CHANGED) if own else math.inf)
+        median = float(np.median(delays))
+        record.row(part, change, **{"minutes until the type is named, median": median})
+        print(
+            f"{change}: named after a median of {median:.0f} minutes ({repeats} repeats, level "
+            f"{strict:g})",
+            flush=True,
+        )
+
+
+Events = tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]
+
+
+def merged(data: Dataset) -> Events:
+    """Times, types and entities of all events in the order of time."""
+    entities = np.repeat(np.arange(len(data)), data.lengths)
+    order = np.argsort(data.times, kind="stable")
+    return data.times[order], data.mark_ids[order], entities[order]
+
+
+def watch_fleet(model: Hawkes, promised: float, rows: tuple[NDArray[Any], ...]) -> list[Alarm]:
+    """The alarms of a bank in which every service is an entity."""
+    times, marks, entities = rows
+    many = StreamBank(model, alarms=promised, fleet=True)
+    found: list[Alarm] = []
+    first = 0
+    while first < len(times):
+        last = first + min(len(times) - first, many.until_look or 1)
+        names = [f"s{i}" for i in entities[first:last]]
+        kinds = [TYPES[m] for m in marks[first:last]]
+        raised = many.observe(names, times[first:last], kinds).alarms
+        found += [alarm for own in raised for alarm in own]
+        first = last
+    return found
 
 
 def delayed(seen: dict[int, int]) -> float | str:

@@ -83,13 +83,13 @@ ARGUMENTS = {
     "sampling": "--paths 4 --seconds .05 --theirs 2 --repeats 1",
     "scale": ("--quick --parts steps --files 2 --sequences 12 --steps 1 --batch 4"),
     "scaling": "--quick --repeats 1",
-    "simulated_logs": "--quick --parts features silent gaps",
+    "simulated_logs": "--quick --parts features silent gaps scores",
     "serve": "--quick --flood 3000 --max-entities 1000",
     "serve_faults": "--quick --faults kills-sqlite disk",
     "seismic": "--quick",
     "streaming": (
         "--events 60 --keep-events 40 --entities 8 --streams 4 --seconds .05 --command-events 12 "
-        "--command-entities 3 --repeats 1 --burst 20 --singles 3"
+        "--command-entities 3 --repeats 1 --burst 20 --singles 3 --days 0.05 --changes 1"
     ),
     "training": "--rounds 1 --seconds 0 --threads 1 --ours dapp --theirs THP",
 }
