@@ -222,12 +222,14 @@ export class RateChart {
     if (event.key === "Escape") { this.leave(); return; }
     if (!count || (step === undefined && event.key !== "Home" && event.key !== "End")) return;
     event.preventDefault();
-    const at = this.plot.cursor.idx ?? Math.max(0, count - 1);
+    // Points outside the range cannot hold the cursor: the first may have left it since it came.
+    const [first, last] = this.plot.series[0].idxs ?? [0, count - 1];
+    const at = this.plot.cursor.idx ?? last;
     let index = at + (step ?? 0);
-    if (event.key === "Home") index = 0;
-    if (event.key === "End") index = count - 1;
-    index = Math.max(0, Math.min(count - 1, index));
-    const left = this.plot.valToPos(this.data[0][index], "x");
+    if (event.key === "Home") index = first;
+    if (event.key === "End") index = last;
+    index = Math.max(first, Math.min(last, index));
+    const left = Math.max(0, this.plot.valToPos(this.data[0][index], "x"));
     this.plot.setCursor({ left, top: 10 });
     this.onCursor(index, true);
   }
