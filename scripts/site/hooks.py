@@ -179,6 +179,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     return re.sub(r"^<!-- no-run -->\n", "", markdown, flags=re.MULTILINE)
 
 
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Names for screen readers: that of the theme's search dialog is missing, and on wide screens
+    the table of contents is there twice.
+    """
+    dialog = 'data-md-component="search" role="dialog"'
+    contents = '<nav class="md-nav md-nav--secondary" aria-label="Table of contents"'
+    named = output.replace(dialog, f'{dialog} aria-label="Search"', 1)
+    return named.replace(contents, contents.replace("Table of contents", "On this page"), 1)
+
+
 def on_post_build(config: MkDocsConfig) -> None:
     """Check the links of the built pages, and that nothing is loaded from another host."""
     found = faults(Path(config.site_dir).resolve())
