@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fourpoint.training.steps import take_step
+from fourpoint.training.steps import AdamWSteps
 
 
 def weights(kind: torch.dtype) -> list[nn.Parameter]:
@@ -22,26 +22,31 @@ def optimiser(parts: list[nn.Parameter]) -> torch.optim.AdamW:
 
 
 def test_steps_are_exactly_those_of_the_optimiser() -> None:
-    """Ten steps: one parameter never has a gradient, another lacks one once, rates change, and a
-    saved state is taken over half way.
+    """Ten steps: one parameter never has a gradient, another lacks one once, gradients are new
+    tensors in some steps only, rates change, and a saved state is taken over half way.
     """
     for kind in (torch.float32, torch.float64):
         ours, theirs = weights(kind), weights(kind)
         mine, plain = optimiser(ours), optimiser(theirs)
+        steps = AdamWSteps(mine)
         random = torch.Generator().manual_seed(1)
         for step in range(10):
             for a, b in zip(ours[1:], theirs[1:], strict=True):
-                a.grad = torch.randn(a.shape, generator=random).to(kind)
-                b.grad = a.grad.clone()
+                drawn = torch.randn(a.shape, generator=random).to(kind)
+                if a.grad is None or step % 3 == 0:
+                    a.grad = drawn
+                else:
+                    a.grad.copy_(drawn)
+                b.grad = drawn.clone()
             if step == 7:
                 ours[3].grad = theirs[3].grad = None
             mine.param_groups[0]["lr"] = plain.param_groups[0]["lr"] = 0.1 / (1 + step)
-            take_step(mine)
+            steps.take()
             plain.step()
             if step == 5:
                 later = optimiser(ours)
                 later.load_state_dict(mine.state_dict())
-                mine = later
+                mine, steps = later, AdamWSteps(later)
         for a, b in zip(ours, theirs, strict=True):
             assert torch.equal(a, b)
             for key, value in plain.state[b].items():

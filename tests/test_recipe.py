@@ -258,9 +258,9 @@ def test_one_long_sequence_is_trained_on_in_pieces(monkeypatch: pytest.MonkeyPat
     seen: list[int] = []
     original = training.Steps._take
 
-    def taken(self: Any, step: int) -> None:
-        seen.append(self.run.source.at(step).scored)
-        original(self, step)
+    def taken(self: Any, step: int, chosen: Any) -> None:
+        seen.append(chosen.scored)
+        original(self, step, chosen)
 
     monkeypatch.setattr(training.Steps, "_take", taken)
     done = fp.fit(DAPP(**TINY), long_log(30_000), steps=30, progress=False)

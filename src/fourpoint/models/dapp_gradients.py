@@ -93,7 +93,8 @@ def sampled_gradients(
     shape = Shape(float(scale), float(baseline.length), baseline.intervals, LINKS.index(rate.link))
     data, added = _data(batch, draws, share, inner_gaps, effects, rate.marks)
     totals, found_parts = log_likelihoods(sweep, data, shape, parts, unit, by_readout=by_readout)
-    totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
+    if batch.context is not None:
+        totals += log_exposure(batch)[:, int(inner_gaps) :].sum(1).numpy()
     D = found.frequency.shape[1]
     to_decay = found_parts.decay
     to_values = gain[:, None] * found_parts.values.T

@@ -133,10 +133,9 @@ def uniform(like: Ends, nodes: int, random: torch.Generator) -> Nodes:
     linear trend makes at neighbouring nodes cancel, so that the standard error is a fraction of
     that of independent draws.
     """
-    one = uniform_rows(like, random)[..., None]
-    number = torch.arange(nodes, device=like.device)
-    even = number % 2 == 0
-    return torch.where(even, one, 1 - one)
+    one = uniform_rows(like, random)
+    other = 1 - one
+    return torch.stack([other if i % 2 else one for i in range(nodes)], -1)
 
 
 @lru_cache(maxsize=32)

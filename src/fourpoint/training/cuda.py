@@ -112,12 +112,12 @@ class CapturedSteps(Steps):
         self.why = "" if device.type == "cuda" else f"{device} has none"
         self.fences = [torch.cuda.Event() for _ in range(2)] if device.type == "cuda" else []
 
-    def take(self, step: int, rate: float) -> None:
+    def take(self, step: int, rate: float) -> int:
         """The same, without waiting for it."""
         if self.taken == KEPT:
             self._read()
         self.first = self.first if self.taken else step
-        rows = self.run.source.at(step).rows
+        _, rows, scored = self.run.source.at(step)
         shape = self._shape(rows)
         padded = np.full(len(shape.rows), len(self.run.train))
         padded[: len(rows)] = rows
@@ -139,6 +139,7 @@ class CapturedSteps(Steps):
             self.fences[0].synchronize()
             self.fences.reverse()
             self.fences[0].record()
+        return scored
 
     def drain(self) -> list[float]:
         """The losses since the last call; waits for the device. Raises `TrainingError` where one is

@@ -540,9 +540,8 @@ def _train(
         warmed = min(1.0, (step + 1) / warmup)
         cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
         rate = recipe.learning_rate * warmed * cosine
-        taker.take(step, rate)
+        seen += taker.take(step, rate)
         run.move_mean(step)
-        seen += run.source.at(step).scored
         step += 1
         now = time_now()
         over = step == recipe.steps or now - began >= until

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from operator import is_not
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -35,6 +36,7 @@ class Steps:
     ) -> None:
         self.run = run
         self.optimiser = optimiser
+        self.updates = AdamWSteps(optimiser)
         self.recipe = recipe
         self.convention = convention
         self.model: Any = run.model
@@ -42,18 +44,19 @@ class Steps:
         self.losses: list[float] = []
         self.looping = False  # whether the last step was done by compiled loops
 
-    def take(self, step: int, rate: float) -> None:
-        """Step number ``step`` at the learning rate ``rate``. Raises :class:`TrainingError` where
-        the loss is not finite.
+    def take(self, step: int, rate: float) -> int:
+        """Step number ``step`` at the learning rate ``rate``; returns the number of its scored
+        events. Raises :class:`TrainingError` where the loss is not finite.
         """
         for group in self.optimiser.param_groups:
             group["lr"] = rate * group["pace"]
-        with threads_for_loops(self.looping):
-            self._take(step)
-
-    def _take(self, step: int) -> None:
-        team = self.run.team
         chosen = self.run.source.at(step)
+        with threads_for_loops(self.looping):
+            self._take(step, chosen)
+        return chosen.scored
+
+    def _take(self, step: int, chosen: Selected) -> None:
+        team = self.run.team
         own = team.share(chosen.lengths)
         events = self.run.mean_events * len(chosen.rows)
         value = 0.0
@@ -69,7 +72,7 @@ class Steps:
             raise self.not_finite(step, value)
         if size > self.recipe.clip:
             nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, torch.tensor(size))
-        take_step(self.optimiser)
+        self.updates.take()
         self.losses.append(value)
 
     def _part(
@@ -173,9 +176,8 @@ class Steps:
         )
 
 
-@torch.no_grad()
-def take_step(optimiser: torch.optim.AdamW) -> None:
-    """One step of AdamW with the gradients that the parameters have, with little overhead.
+class AdamWSteps:
+    """Steps of AdamW with the gradients that the parameters have, with little overhead.
 
     ``optimiser.step`` takes longer to prepare the call of its fused operation than that takes on a
     small model. Here the operation is called directly on the optimiser's own state: the results are
@@ -184,38 +186,82 @@ def take_step(optimiser: torch.optim.AdamW) -> None:
 
     >>> weight = torch.nn.Parameter(torch.ones(3))
     >>> optimiser = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0, fused=True)
+    >>> steps = AdamWSteps(optimiser)
     >>> for _ in range(2):
     ...     weight.grad = torch.ones(3)
-    ...     take_step(optimiser)
+    ...     steps.take()
     >>> weight.detach()
     tensor([0.8000, 0.8000, 0.8000])
     """
-    moved = [_with_gradients(group["params"]) for group in optimiser.param_groups]
-    states = [[optimiser.state[parameter] for parameter in own] for own in moved]
-    on_cpu = all(own[0].is_cpu for own in moved if own)
-    if not (on_cpu and all(all(own) for own in states)):  # a state is empty before the first step
-        optimiser.step()
-        return
-    torch._foreach_add_([state["step"] for own in states for state in own], 1)
-    for group, parameters, own in zip(optimiser.param_groups, moved, states, strict=True):
-        if not parameters:
-            continue
-        beta1, beta2 = group["betas"]
-        torch._fused_adamw_(
-            list[Tensor](parameters),
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in own],
-            [state["exp_avg_sq"] for state in own],
-            [],
-            [state["step"] for state in own],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
+
+    def __init__(self, optimiser: torch.optim.AdamW) -> None:
+        self.optimiser = optimiser
+        self._parameters = [p for group in optimiser.param_groups for p in group["params"]]
+        self._gradients: list[Tensor | None] = []
+        self._held: list[_Held] = []
+
+    @torch.no_grad()
+    def take(self) -> None:
+        """One step."""
+        gradients = [p.grad for p in self._parameters]
+        if not self._held or any(map(is_not, gradients, self._gradients)):
+            self._held = self._hold()
+            self._gradients = gradients
+        if not self._held:
+            self.optimiser.step()
+            return
+        torch._foreach_add_([count for held in self._held for count in held.counts], 1)
+        for held in self._held:
+            beta1, beta2 = held.group["betas"]
+            torch._fused_adamw_(
+                held.parameters,
+                held.gradients,
+                held.means,
+                held.squares,
+                [],
+                held.counts,
+                lr=held.group["lr"],
+                beta1=beta1,
+                beta2=beta2,
+                weight_decay=held.group["weight_decay"],
+                eps=held.group["eps"],
+                amsgrad=False,
+                maximize=False,
+            )
+
+    def _hold(self) -> list[_Held]:
+        """The parameters of each group that have a gradient, with their moments; none at all where
+        one of them has no moments yet or is on another device.
+        """
+        found = []
+        for group in self.optimiser.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            states = [self.optimiser.state[p] for p in moved]
+            if not all(states) or not all(p.is_cpu for p in moved):
+                return []
+            if moved:
+                found.append(
+                    _Held(
+                        group,
+                        moved,
+                        [p.grad for p in moved],
+                        [state["exp_avg"] for state in states],
+                        [state["exp_avg_sq"] for state in states],
+                        [state["step"] for state in states],
+                    )
+                )
+        return found
+
+
+class _Held(NamedTuple):
+    """A group of the optimiser, its parameters that have gradients, and their moments."""
+
+    group: dict[str, Any]
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    means: list[Tensor]
+    squares: list[Tensor]
+    counts: list[Tensor]
 
 
 def _set_gradients(weights: list[nn.Parameter], gradients: list[Tensor | None]) -> None:
@@ -239,7 +285,3 @@ def _norm(gradients: list[Tensor]) -> float:
         whole = np.concatenate([one.numpy().reshape(-1) for one in gradients])
         return math.sqrt(float(np.vdot(whole, whole)))
     return float(nn.utils.get_total_norm(gradients))
-
-
-def _with_gradients(parameters: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
-    return [parameter for parameter in parameters if parameter.grad is not None]
