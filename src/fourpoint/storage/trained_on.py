@@ -167,7 +167,7 @@ def _seen(known: TrainedOn, data: Dataset) -> NDArray[np.int64]:
     for count, stop in known.beginnings:
         longer = (lengths > count) & (seen < count) & (data.stops >= stop)
         for i in np.flatnonzero(longer).tolist():
-            if np.isin(_hash(data[i], count), known.train):
+            if np.isin(np.uint64(_hash_of_first(data[i], count)), known.train):
                 seen[i] = count
     return seen
 
@@ -178,21 +178,36 @@ def sequence_hashes(data: Dataset) -> Hashes:
 
 
 def _hashes(data: Dataset, which: NDArray[np.bool_]) -> Hashes:
+    """Of the sequences ``which``, each with all of its events."""
+    columns = _columns(data.times, data.mark_ids, data.places)
+    offsets = data.offsets.tolist()
     found = []
     for i in np.flatnonzero(which).tolist():
-        sequence = data[i]
-        found.append(_hash(sequence, len(sequence)))
+        found.append(_hash(data.ids[i], columns, offsets[i], offsets[i + 1]))
     return np.array(found, dtype=np.uint64)
 
 
-def _hash(sequence: Sequence, count: int) -> np.uint64:
+def _hash_of_first(sequence: Sequence, count: int) -> int:
     """Of the id and the first ``count`` events."""
-    digest = hashlib.blake2b(sequence.id.encode("utf-8", "surrogatepass"), digest_size=8)
-    digest.update(_bytes(sequence.times[:count], "<f8"))
-    digest.update(_bytes(sequence.marks[:count], "<i8"))
-    if sequence.places is not None:
-        digest.update(_bytes(sequence.places[:count], "<f8"))
-    return np.frombuffer(digest.digest(), dtype="<u8")[0]
+    columns = _columns(sequence.times, sequence.marks, sequence.places)
+    return _hash(sequence.id, columns, 0, count)
+
+
+def _columns(
+    times: NDArray[Any], marks: NDArray[Any], places: NDArray[Any] | None
+) -> list[NDArray[Any]]:
+    """Times, marks and places, if any, as they are hashed on every machine."""
+    found = [np.ascontiguousarray(times, "<f8"), np.ascontiguousarray(marks, "<i8")]
+    if places is not None:
+        found.append(np.ascontiguousarray(places, "<f8"))
+    return found
+
+
+def _hash(name: str, columns: list[NDArray[Any]], first: int, stop: int) -> int:
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8)
+    for column in columns:
+        digest.update(column[first:stop].data)
+    return int.from_bytes(digest.digest(), "little")
 
 
 def _bytes(values: NDArray[Any], dtype: str) -> bytes:
