@@ -211,6 +211,8 @@ def test_days_with_levels_of_their_own_are_no_clustering(triggered: float) -> No
         assert "beyond the calendar and the levels of days: about" in found.sentences[3]
     else:
         assert "some days are busier than others" in found.sentences[3]
+        assert found.recommended == "days" and found.step("days").model == "markov-modulated"
+        assert "hidden Markov chain" in found.sentences[4]
 
 
 def test_events_that_were_recorded_twice_are_told() -> None:

@@ -5,7 +5,7 @@ r"""Which explanation of a log the data support: a ladder of models, each with o
                       repeat each other: the time since their start
     covariates        what is known beside the events
     days              a level of its own for every day; for dates whose days differ by more than
-                      chance
+                      chance. The model to use is a hidden Markov chain of levels
     excitation        past events raise the rate: a Hawkes process with all of this in its baseline
     slow-excitation   the rise fades fast at first and slowly later, as after earthquakes: a sum of
                       exponentials, scaled by the features of events where the data have some; only
@@ -1063,8 +1063,8 @@ class _Ladder:
         """The simplest step that no later one clearly beats by enough to matter."""
         best = rungs[0]
         for rung in rungs[1:]:
-            if rung.name == DAYS:
-                continue  # a Hawkes process is the model that follows them
+            if rung.name == DAYS and self.within_days:
+                continue  # it has no excitation, which is there
             gain = self._gain(rung, best)
             if gain.clear and gain.mean > RECOMMENDED:
                 best = rung
@@ -1146,7 +1146,7 @@ def _blocks(fold: Fold, scores: Scores) -> Days:
 
 def _with_levels_of_days(rung: _Rung, days: dict[int, Days]) -> _Rung:
     """The same with levels of days, the shape of whose law is that of the days of other folds."""
-    step = _Rung(DAYS, "frailty")
+    step = _Rung(DAYS, "markov-modulated")
     for k, own in days.items():
         others = [other for j, other in days.items() if j != k]
         shape = shape_of_days(others or [own])

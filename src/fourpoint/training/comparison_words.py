@@ -160,6 +160,8 @@ def _how(found: Comparison) -> str:
         return " (a Poisson process with these effects)"
     if step.name == "frailty":
         return " (a Poisson process with a random factor of the rate of every sequence)"
+    if step.name == "days":
+        return " (a Poisson process with these effects, whose level is a hidden Markov chain)"
     if step.name == "slow-excitation":
         return " (a Hawkes process with several exponentials)"
     if step.name in ("excitation", "cross-excitation"):
