@@ -175,7 +175,7 @@ def test_small_data_do_not_lead_astray(name: str) -> None:
 def test_an_explosive_model_is_noticed_and_a_stable_one_is_returned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train, dev = simulate("hawkes", 100, seed=1), simulate("hawkes", 50, seed=2)
+    train, dev = simulate("hawkes", 300, seed=1), simulate("hawkes", 300, seed=2)
     model = DAPP(**TINY)
     monkeypatch.setattr(
         training_run,

@@ -1,5 +1,5 @@
 """Closed-form models that every fit is compared with: constant rate, spline in time, rates that
-differ between sequences, Hawkes process.
+differ between sequences, Hawkes process, a level that changes from day to day.
 
 They are maximum-likelihood fits that take seconds and have few parameters. A network that does not
 beat them on held-out data has learned nothing, and on small data it usually does not.
@@ -27,10 +27,11 @@ from fourpoint.events import Dataset, MarkSpace
 from fourpoint.events.windows import beginning, repeated_windows
 from fourpoint.inference.likelihood import Convention, quick_gap_terms
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import EffectsSpec
+from fourpoint.models.effects import DAY, EffectsSpec
 from fourpoint.models.event_features import EventFeatures
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
+from fourpoint.models.markov_modulated import MarkovModulated
 from fourpoint.models.poisson import Poisson, SplinePoisson
 from fourpoint.training.team import Team
 
@@ -42,6 +43,7 @@ LEVEL = 0.995
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
+LEAST_DAYS = 20.0  # of a log, for a model of levels that change from day to day
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def fit_closed_forms(
         names.append("frailty")
     if marks.box is None and shown.events * marks.count**2 <= MOST_PAIRS:
         names.append("hawkes")
+    if marks.box is None and features is None and _spans_many_days(shown, effects):
+        names.append("markov-modulated")
     found: list[ClosedForm] = []
     for name in names:
         if name not in ("poisson", CALENDAR) and not time_left():
@@ -122,11 +126,22 @@ def fit_closed_form(
         "spline-poisson": lambda: SplinePoisson(marks),
         "frailty": lambda: _with(effects, Frailty(marks)),
         "hawkes": lambda: _with(effects, Hawkes(marks), features),
+        "markov-modulated": lambda: _with(effects, MarkovModulated(marks)),
     }
     model = build[name]()
     some = beginning(shown.some(MOST_EVENTS, seed=0), MOST_EVENTS)
     notes = model.maximum_likelihood(some)
     return model.eval(), notes
+
+
+def _spans_many_days(data: Dataset, effects: EffectsSpec | None) -> bool:
+    """Whether these are one long log with dates, or a few, whose days may have levels of their own.
+
+    Where there are many sequences, rates that differ between them come first.
+    """
+    if effects is None or not effects.calendar or len(data) >= SOME_SEQUENCES:
+        return False
+    return float(data.durations.max(initial=0)) * effects.seconds >= LEAST_DAYS * DAY
 
 
 def _with(

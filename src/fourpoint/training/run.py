@@ -366,8 +366,10 @@ class Run:
     def _why_a_closed_form(self, others: list[ClosedForm]) -> str:
         """Why the best of the closed forms, the first of ``others``, is returned; "" if it is not.
 
-        A model that kept its first weights is no better than what they stand for, unless they are
-        clearly better on dev: what can be fitted again to all of the data is preferred.
+        The trained model has to gain more on dev than the standard error of its gain: its forecasts
+        of many events ahead can be worse where the likelihoods of the next event are equal. A model
+        that kept its first weights is no better than what they stand for, unless they are clearly
+        better on dev: what can be fitted again to all of the data is preferred.
         """
         if not others:
             return ""
@@ -380,6 +382,8 @@ class Run:
         no_better = total <= MATTERS * events and not clearly_positive(gain)
         if untrained and (no_better or total <= NEGLIGIBLE * events):
             return "as good on dev as the initial fit"
+        if len(gain) > 1 and total <= standard_error(gain):
+            return "simpler than the trained model and as good on dev"
         return ""
 
     def _look_for_peaks(self) -> None:
