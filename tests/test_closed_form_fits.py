@@ -57,6 +57,24 @@ def test_a_closed_form_is_fitted_to_all_of_the_data(build: Any) -> None:
     assert done.best == row["train_log_likelihood"] and math.isfinite(done.best)
 
 
+def test_a_failed_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that explains its training data far less well than a constant rate is no maximum."""
+    data = simulate("hawkes", 30, seed=1)
+    done = fit(Hawkes(), data, progress=False)
+    assert not any("failed" in note for note in done.notes)
+
+    def diverge(model: Hawkes, data: Dataset) -> list[str]:
+        model.initialise(data)
+        with torch.no_grad():
+            model.log_baseline.add_(3.0)
+        return []
+
+    monkeypatch.setattr(Hawkes, "maximum_likelihood", diverge)
+    done = fit(Hawkes(), data, progress=False)
+    assert "the fit has failed: on its training data it scores" in done.notes[-1]
+    assert "use --model poisson" in done.notes[-1]
+
+
 def test_a_dev_set_that_is_given_is_scored_and_not_trained_on() -> None:
     train, dev = simulate("hawkes", 30, seed=1), simulate("hawkes", 10, seed=2)
     model, alone = Poisson(), Poisson()

@@ -39,6 +39,9 @@ SOME_SEQUENCES = 5  # from which on their rates may be said to differ
 UNITS = 60  # blocks of gaps in all, where sequences are few
 # quantile of Student's t that a gain has to exceed; weights are the best of many validations
 LEVEL = 0.995
+# Nats per event below a Poisson process on training data. These are not quite what the model was
+# fitted to: timestamps are as they were recorded, and of many events the first ones are scored.
+FAILED = 0.5
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
@@ -127,6 +130,38 @@ def fit_closed_form(
     some = beginning(shown.some(MOST_EVENTS, seed=0), MOST_EVENTS)
     notes = model.maximum_likelihood(some)
     return model.eval(), notes
+
+
+def failed_fit(
+    model: PointProcess,
+    shown: Dataset,
+    some: Dataset,
+    convention: Convention,
+    nats: float,
+) -> str | None:
+    """What to say of a maximum-likelihood fit to ``shown`` that scores ``nats`` per event on
+    ``some`` of it, FAILED or more below a Poisson process with the same effects, which models with
+    a history contain; None of any other.
+
+    >>> from fourpoint.data.synthetic import simulate
+    >>> data = simulate("hawkes", 20)
+    >>> failed_fit(Hawkes(), data, data, "window", -5.0)[:32]
+    'the fit has failed: on its train'
+    """
+    if isinstance(model, Poisson | SplinePoisson) or model.marks.box is not None:
+        return None
+    effects = None if model.effects is None else model.effects.spec
+    simple = _with(effects, Poisson(model.marks))
+    simple.maximum_likelihood(shown)
+    scores = unit_scores(simple, some, convention)
+    of_simple = float(scores.sum()) / max(1, some.scored_events)
+    if nats >= of_simple - FAILED:
+        return None
+    same = "" if effects is None else " with the same effects"
+    return (
+        f"the fit has failed: on its training data it scores {nats:.4g} nats per event, and a "
+        f"Poisson process{same} {of_simple:.4g}; use --model poisson"
+    )
 
 
 def _with(
