@@ -36,7 +36,8 @@ than levels of days and fast excitation together.
 There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
 is more than EVIDENCE standard errors above 0 and the share of events that follow from others
-matters.
+matters. Excitation after a mean delay of more than a tenth of the log, or of a few days where the
+levels of days vary, is no evidence: a slowly changing level would give the same.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import TREND, EffectsSpec, effects_of
+from fourpoint.models.effects import TREND, EffectsSpec, effects_of, seconds_per_unit
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
@@ -107,6 +108,8 @@ NORMAL = 1.96  # standard errors of a gain in half of its interval
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 REGULAR, CLEARLY = 0.8, 4.0  # local variation, and standard errors below 1, of regular events
+SLOWEST = 0.1  # of the length of a log: a longer mean delay is not told apart from a drift
+SLOWEST_DAYS = 3.0  # the same in days, where the levels of days vary
 TRIGGERED = 0.03  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
 MOST_TYPES = 12  # with a table of who excites whom
@@ -156,6 +159,8 @@ class Comparison(Printed):
     days do not differ by more than chance.
     ``local_variation`` is that of the gaps (`training.held_out.local_variation`), and ``regular``
     says that it is clearly below the 1 of independent events.
+    ``drifting`` says that what excitation explains is not told apart from a slowly changing level:
+    ``lag`` is too long for the length of the log.
     """
 
     steps: tuple[Step, ...]
@@ -178,6 +183,7 @@ class Comparison(Printed):
     days: float = 0.0
     slow: bool = False
     lags: tuple[float, float] = (math.nan, math.nan)
+    drifting: bool = False
 
     def step(self, name: str) -> Step:
         """The step with this name."""
@@ -217,6 +223,7 @@ class Comparison(Printed):
             "lag": self.lag,
             "slow": self.slow,
             "lags": list(self.lags),
+            "drifting": self.drifting,
             "evidence": self.evidence,
             "days": self.days,
             "local_variation": self.local_variation,
@@ -537,6 +544,7 @@ class _Ladder:
         self.rungs: dict[str, _Rung] = {}
         self.found: list[Excitation] = []  # of each fold
         self.found_slow: dict[int, Excitation] = {}
+        self.found_cross: list[Excitation] = []
         # Of each fold, what the types of events add to the score of a model without types.
         self.beyond_pooled: dict[int, Floats] = {}
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
@@ -724,6 +732,8 @@ class _Ladder:
         model = self._fitted(Hawkes(marks), self.whole, fold.train)
         scores = fold.scores(model)
         self._add(CROSS, "hawkes", k, scores.total)
+        counts = np.bincount(fold.train.mark_ids, minlength=types)
+        self.found_cross.append(Excitation.of(model, counts))
         self.cross_seconds = self.clock.elapsed - before
 
     def _slow_excitation(self, k: int, best: Scores, excited: Scores, simple: Scores) -> None:
@@ -989,6 +999,7 @@ class _Ladder:
     def _concluded(self) -> Comparison:
         self._levels_of_days()
         slow = self._slow() and not self.slow_is_days
+        slow = slow and not self._drifts([one.lags[0] for one in self.found_slow.values()])
         if not slow:
             self.rungs.pop(SLOW, None)
         rungs = list(self.rungs.values())
@@ -1006,6 +1017,10 @@ class _Ladder:
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
         excitation = list(self.found_slow.values()) if slow else self.found
+        drifting = not slow and self._drifts([one.lag for one in excitation])
+        if drifting and not self._drifts([one.lag for one in self.found_cross]):
+            excitation = self.found_cross or excitation
+            drifting = not self.found_cross
         branching = 0.0
         lag = math.nan
         lags = (math.nan, math.nan)
@@ -1024,8 +1039,8 @@ class _Ladder:
         clearly_regular = variation < 1 - CLEARLY * error
         return Comparison(
             tuple(steps),
-            self._recommended(rungs),
-            self._clustered(branching, evidence),
+            self._recommended(rungs, drifting),
+            not drifting and self._clustered(branching, evidence),
             branching,
             lag,
             evidence,
@@ -1043,7 +1058,20 @@ class _Ladder:
             self.day_level,
             slow,
             lags,
+            drifting,
         )
+
+    def _drifts(self, lags: list[float]) -> bool:
+        """Whether events follow others after so long a delay that a slowly changing level of the
+        rate would give the same. Sequences that are units of their own have a level each.
+        """
+        if not lags or self.folds[0].edges is None:
+            return False
+        longest = SLOWEST * float(self.shown.exposed_times.max())
+        if self.day_level:
+            day = DAY / seconds_per_unit(self.raw)
+            longest = min(longest, SLOWEST_DAYS * day)
+        return float(np.median(lags)) > longest
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
         """Say that events which follow within the timestamp resolution may be the same ones."""
@@ -1059,12 +1087,14 @@ class _Ladder:
                 "batches; --ties drop keeps one of those at the same time"
             )
 
-    def _recommended(self, rungs: list[_Rung]) -> str:
+    def _recommended(self, rungs: list[_Rung], drifting: bool) -> str:
         """The simplest step that no later one clearly beats by enough to matter."""
         best = rungs[0]
         for rung in rungs[1:]:
-            if rung.name == DAYS and self.within_days:
+            if rung.name == DAYS and self.within_days and not drifting:
                 continue  # it has no excitation, which is there
+            if drifting and rung.model == "hawkes":
+                continue  # its excitation is no more than a changing level
             gain = self._gain(rung, best)
             if gain.clear and gain.mean > RECOMMENDED:
                 best = rung
@@ -1101,12 +1131,17 @@ class Excitation(NamedTuple):
     lags: tuple[float, float]
 
     @staticmethod
-    def of(model: Hawkes) -> Excitation:
-        """From its branching ratios and decays."""
+    def of(model: Hawkes, counts: NDArray[np.int64] | None = None) -> Excitation:
+        """From its branching ratios and decays; of several types, with one decay, by the events of
+        each.
+        """
         decays = np.atleast_1d(model.estimates["decay"])
         parts = model.estimates["branching"].reshape(-1)
         weights = parts / parts.sum()
-        share = float(model.mean_branching.sum())
+        ratios = model.mean_branching
+        share = float(ratios.sum())
+        if counts is not None:
+            share = float(np.sum(ratios @ counts)) / max(1, int(counts.sum()))
         lag = float(np.sum(weights / decays))
         half = _quantile(weights, decays, 0.5)
         most = _quantile(weights, decays, 0.9)
