@@ -45,7 +45,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -116,6 +116,7 @@ MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 8.0  # for a neural model on an idle machine, besides its start; else it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
 DAY = 86400.0
+LN2 = math.log(2.0)  # mean delays within which half of the events of one exponential come
 CLOSED_SHARE = 0.75  # of the time budget for closed forms, where neural models are asked for
 FIRST_SHARE = 0.25  # of the time that is left for the first fold, at most
 PILOT = 3000  # events that are compared first, to measure what an event costs
@@ -544,6 +545,8 @@ class _Ladder:
         self.rungs: dict[str, _Rung] = {}
         self.found: list[Excitation] = []  # of each fold
         self.found_slow: dict[int, Excitation] = {}
+        # What the same ascribe to earlier events within times that are told apart from a drift.
+        self.found_fast: dict[int, Excitation] = {}
         self.found_cross: list[Excitation] = []
         # Of each fold, what the types of events add to the score of a model without types.
         self.beyond_pooled: dict[int, Floats] = {}
@@ -760,6 +763,7 @@ class _Ladder:
         self._add(SLOW, "hawkes", k, total)
         self.slow_days[k] = _blocks(fold, scores)
         self.found_slow[k] = Excitation.of(model)
+        self.found_fast[k] = Excitation.of(model, longest=self._longest())
 
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
@@ -999,7 +1003,12 @@ class _Ladder:
     def _concluded(self) -> Comparison:
         self._levels_of_days()
         slow = self._slow() and not self.slow_is_days
-        slow = slow and not self._drifts([one.lags[0] for one in self.found_slow.values()])
+        drifting = self._drifts(self.found)
+        found_slow = self.found_slow
+        if slow and (drifting or self._drifts(self.found_slow.values())):
+            found_slow = self.found_fast
+            slow = self._gain(self.rungs[SLOW], self.rungs[EXCITATION]).clear
+            slow = slow and np.median([one.share for one in found_slow.values()]) > TRIGGERED
         if not slow:
             self.rungs.pop(SLOW, None)
         rungs = list(self.rungs.values())
@@ -1016,11 +1025,11 @@ class _Ladder:
             gain = self._gain(later, rungs[before])
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
-        excitation = list(self.found_slow.values()) if slow else self.found
-        drifting = not slow and self._drifts([one.lag for one in excitation])
-        if drifting and not self._drifts([one.lag for one in self.found_cross]):
-            excitation = self.found_cross or excitation
-            drifting = not self.found_cross
+        excitation = list(found_slow.values()) if slow else self.found
+        if drifting and not slow and self.found_cross and not self._drifts(self.found_cross):
+            excitation = self.found_cross
+            drifting = False
+        drifting = drifting and not slow
         branching = 0.0
         lag = math.nan
         lags = (math.nan, math.nan)
@@ -1061,17 +1070,22 @@ class _Ladder:
             drifting,
         )
 
-    def _drifts(self, lags: list[float]) -> bool:
-        """Whether events follow others after so long a delay that a slowly changing level of the
-        rate would give the same. Sequences that are units of their own have a level each.
+    def _longest(self) -> float:
+        """The longest mean delay of excitation that is told apart from a slowly changing level of
+        the rate. Sequences that are units of their own have a level each.
         """
-        if not lags or self.folds[0].edges is None:
-            return False
+        if self.folds[0].edges is None:
+            return math.inf
         longest = SLOWEST * float(self.shown.exposed_times.max())
         if self.day_level:
             day = DAY / seconds_per_unit(self.raw)
             longest = min(longest, SLOWEST_DAYS * day)
-        return float(np.median(lags)) > longest
+        return longest
+
+    def _drifts(self, found: Iterable[Excitation]) -> bool:
+        """Whether half of the events that follow others do so too late for that."""
+        halves = [one.lags[0] for one in found]
+        return bool(halves) and float(np.median(halves)) > LN2 * self._longest()
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
         """Say that events which follow within the timestamp resolution may be the same ones."""
@@ -1131,9 +1145,13 @@ class Excitation(NamedTuple):
     lags: tuple[float, float]
 
     @staticmethod
-    def of(model: Hawkes, counts: NDArray[np.int64] | None = None) -> Excitation:
+    def of(
+        model: Hawkes,
+        counts: NDArray[np.int64] | None = None,
+        longest: float = math.inf,
+    ) -> Excitation:
         """From its branching ratios and decays; of several types, with one decay, by the events of
-        each.
+        each. Exponentials of one type with a mean delay above ``longest`` are left out.
         """
         decays = np.atleast_1d(model.estimates["decay"])
         parts = model.estimates["branching"].reshape(-1)
@@ -1142,6 +1160,13 @@ class Excitation(NamedTuple):
         share = float(ratios.sum())
         if counts is not None:
             share = float(np.sum(ratios @ counts)) / max(1, int(counts.sum()))
+        kept = 1 / decays <= longest
+        if not kept.all():
+            share *= float(weights[kept].sum())
+            weights, decays = weights[kept], decays[kept]
+            weights = weights / max(float(weights.sum()), 1e-300)
+        if not share > 0:
+            return Excitation(0.0, math.nan, (math.nan, math.nan))
         lag = float(np.sum(weights / decays))
         half = _quantile(weights, decays, 0.5)
         most = _quantile(weights, decays, 0.9)

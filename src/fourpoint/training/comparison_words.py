@@ -119,7 +119,7 @@ def _verdict(found: Comparison) -> str:
             f"There is no clustering beyond {rhythm}: some days are busier than others, without "
             "evidence that events lead to further ones."
         )
-    if found.drifting:
+    if found.drifting and found.step("excitation").gain_low > 0:
         return f"There is no evidence of clustering beyond {rhythm} and slow changes of the rate."
     most = found.step("excitation").gain_high
     if not found.clustering_beyond_calendar and most > UNDECIDED:
