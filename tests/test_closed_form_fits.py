@@ -75,6 +75,27 @@ def test_a_failed_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "use --model poisson" in done.notes[-1]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_busy_days_are_told_beside_branching_ratios(seed: int) -> None:
+    """A promotion of two days is taken for excitation, of which there is none; clusters are no
+    busy days.
+    """
+    rng = np.random.default_rng(seed)
+    calm = 50 * rng.random(rng.poisson(40 * 50))
+    promotion = 20 + 2 * rng.random(rng.poisson(5 * 40 * 2))
+    busy = fit(
+        Hawkes(),
+        dated([np.sort(np.append(calm, promotion))], 50.0),
+        calendar="hour",
+        progress=False,
+    )
+    assert any("a level of its own for every day explains these data" in n for n in busy.notes)
+    more = calm + rng.exponential(0.02, len(calm))
+    both = np.sort(np.append(calm, more[rng.random(len(more)) < 0.5]))
+    clustered = fit(Hawkes(), dated([both[both < 50]], 50.0), calendar="hour", progress=False)
+    assert not any("a level of its own" in note for note in clustered.notes)
+
+
 def test_a_dev_set_that_is_given_is_scored_and_not_trained_on() -> None:
     train, dev = simulate("hawkes", 30, seed=1), simulate("hawkes", 10, seed=2)
     model, alone = Poisson(), Poisson()
