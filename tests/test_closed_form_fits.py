@@ -76,9 +76,9 @@ def test_a_failed_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_busy_days_are_told_beside_branching_ratios(seed: int) -> None:
-    """A promotion of two days is taken for excitation, of which there is none; clusters are no
-    busy days.
+def test_busy_days_and_drifts_are_told_beside_branching_ratios(seed: int) -> None:
+    """A promotion of two days and a rising rate are taken for excitation, of which there is none;
+    clusters are neither.
     """
     rng = np.random.default_rng(seed)
     calm = 50 * rng.random(rng.poisson(40 * 50))
@@ -90,10 +90,13 @@ def test_busy_days_are_told_beside_branching_ratios(seed: int) -> None:
         progress=False,
     )
     assert any("a level of its own for every day explains these data" in n for n in busy.notes)
+    drift = calm[rng.random(len(calm)) < 0.5 + calm / 100]
+    slow = fit(Hawkes(), dated([np.sort(drift)], 50.0), calendar="none", progress=False)
+    assert any("more than a tenth of the log" in note for note in slow.notes)
     more = calm + rng.exponential(0.02, len(calm))
     both = np.sort(np.append(calm, more[rng.random(len(more)) < 0.5]))
     clustered = fit(Hawkes(), dated([both[both < 50]], 50.0), calendar="hour", progress=False)
-    assert not any("a level of its own" in note for note in clustered.notes)
+    assert not any("fourpoint compare" in note for note in clustered.notes)
 
 
 def test_a_dev_set_that_is_given_is_scored_and_not_trained_on() -> None:

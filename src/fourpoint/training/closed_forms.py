@@ -48,6 +48,8 @@ FAILED = 0.5
 # simulated Hawkes processes with mean delays of 10 minutes to 3 days they gained 1.6 more at most,
 # and 15 or more where the levels of days had a standard deviation of 35%.
 CLEAR_NATS = 5.0
+SLOWEST = 0.1  # of the length of a log: a longer mean delay is not told apart from a drift
+TRIGGERED = 0.03  # share of the events, above which excitation matters
 MOST_BESIDE_DAYS = 200_000  # events that levels of days are tried on
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
@@ -148,8 +150,8 @@ def beside_poisson(
 ) -> list[str]:
     """What to say of a maximum-likelihood fit to ``shown`` beside a Poisson process with the same
     effects, which models with a history contain: that it has failed if it scores ``nats`` per event
-    on ``some`` of the data, FAILED or more below; that levels of whole days explain more than the
-    excitation of a Hawkes process.
+    on ``some`` of the data, FAILED or more below; that the excitation of a Hawkes process is as
+    slow as a drift of the level, or explains less than levels of whole days.
 
     >>> from fourpoint.data.synthetic import simulate
     >>> data = simulate("hawkes", 20)
@@ -170,12 +172,27 @@ def beside_poisson(
             f"the fit has failed: on its training data it scores {nats:.4g} nats per event, and a "
             f"Poisson process{same} {of_simple:.4g}; use --model poisson"
         ]
+    if isinstance(model, Hawkes) and _drifts(model, shown):
+        return [
+            "events follow others after a mean delay of more than a tenth of the log: this is not "
+            "told apart from a level of the rate that changes slowly; see fourpoint compare"
+        ]
     if isinstance(model, Hawkes) and _days_explain_more(model, simple, shown):
         return [
             "a level of its own for every day explains these data better than events that lead to "
             "further ones: the branching ratios may come from busy days; see fourpoint compare"
         ]
     return []
+
+
+def _drifts(model: Hawkes, data: Dataset) -> bool:
+    """Whether there is excitation in few logs, and all of it after a delay of more than SLOWEST of
+    the longest.
+    """
+    if not len(data) or len(data) >= FEW_SEQUENCES or model.spectral_radius < TRIGGERED:
+        return False
+    fastest = float(np.max(model.estimates["decay"]))
+    return 1 / fastest > SLOWEST * float(data.exposed_times.max())
 
 
 def _days_explain_more(model: Hawkes, simple: PointProcess, data: Dataset) -> bool:

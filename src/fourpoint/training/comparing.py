@@ -71,7 +71,7 @@ from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
-from fourpoint.training.closed_forms import SOME_SEQUENCES
+from fourpoint.training.closed_forms import SLOWEST, SOME_SEQUENCES, TRIGGERED
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Days,
@@ -108,9 +108,7 @@ NORMAL = 1.96  # standard errors of a gain in half of its interval
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 REGULAR, CLEARLY = 0.8, 4.0  # local variation, and standard errors below 1, of regular events
-SLOWEST = 0.1  # of the length of a log: a longer mean delay is not told apart from a drift
 SLOWEST_DAYS = 3.0  # the same in days, where the levels of days vary
-TRIGGERED = 0.03  # share of the events, above which excitation matters
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
 MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 8.0  # for a neural model on an idle machine, besides its start; else it is left out
