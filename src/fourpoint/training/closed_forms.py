@@ -205,7 +205,8 @@ def _days_explain_more(model: Hawkes, simple: PointProcess, data: Dataset) -> bo
     if days is None:
         return False
     ends = [[own[0], own[-1]] for own in days]
-    whole = Fold(data, data, edges=np.array(ends), events=data.scored_lengths * 1.0, days=days)
+    events = data.scored_lengths.astype(np.float64)
+    whole = Fold(data, data, edges=np.array(ends), events=events, days=days)
     found = whole.by_day(simple)
     if found is None:
         return False
