@@ -57,6 +57,48 @@ def test_a_closed_form_is_fitted_to_all_of_the_data(build: Any) -> None:
     assert done.best == row["train_log_likelihood"] and math.isfinite(done.best)
 
 
+def test_a_failed_fit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fit that explains its training data far less well than a constant rate is no maximum."""
+    data = simulate("hawkes", 30, seed=1)
+    done = fit(Hawkes(), data, progress=False)
+    assert not any("failed" in note for note in done.notes)
+
+    def diverge(model: Hawkes, data: Dataset) -> list[str]:
+        model.initialise(data)
+        with torch.no_grad():
+            model.log_baseline.add_(3.0)
+        return []
+
+    monkeypatch.setattr(Hawkes, "maximum_likelihood", diverge)
+    done = fit(Hawkes(), data, progress=False)
+    assert "the fit has failed: on its training data it scores" in done.notes[-1]
+    assert "use --model poisson" in done.notes[-1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_busy_days_and_drifts_are_told_beside_branching_ratios(seed: int) -> None:
+    """A promotion of two days and a rising rate are taken for excitation, of which there is none;
+    clusters are neither.
+    """
+    rng = np.random.default_rng(seed)
+    calm = 50 * rng.random(rng.poisson(40 * 50))
+    promotion = 20 + 2 * rng.random(rng.poisson(5 * 40 * 2))
+    busy = fit(
+        Hawkes(),
+        dated([np.sort(np.append(calm, promotion))], 50.0),
+        calendar="hour",
+        progress=False,
+    )
+    assert any("a level of its own for every day explains these data" in n for n in busy.notes)
+    drift = calm[rng.random(len(calm)) < 0.5 + calm / 100]
+    slow = fit(Hawkes(), dated([np.sort(drift)], 50.0), calendar="none", progress=False)
+    assert any("more than a tenth of the log" in note for note in slow.notes)
+    more = calm + rng.exponential(0.02, len(calm))
+    both = np.sort(np.append(calm, more[rng.random(len(more)) < 0.5]))
+    clustered = fit(Hawkes(), dated([both[both < 50]], 50.0), calendar="hour", progress=False)
+    assert not any("fourpoint compare" in note for note in clustered.notes)
+
+
 def test_a_dev_set_that_is_given_is_scored_and_not_trained_on() -> None:
     train, dev = simulate("hawkes", 30, seed=1), simulate("hawkes", 10, seed=2)
     model, alone = Poisson(), Poisson()

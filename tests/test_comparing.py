@@ -215,6 +215,30 @@ def test_days_with_levels_of_their_own_are_no_clustering(triggered: float) -> No
         assert "hidden Markov chain" in found.sentences[4]
 
 
+def test_a_drift_of_the_level_is_no_clustering() -> None:
+    """A Hawkes process explains a slow change of the rate by excitation after many days; clusters
+    of minutes in the same log are still found, and their share and delay.
+    """
+    random = np.random.default_rng(1)
+    end = 18 * 1440.0
+    times = random.random(2000) * end
+    level = 0.5 + 0.25 * (times / end - 0.5)
+    kept = np.sort(times[random.random(len(times)) < level])
+    log = log_of(kept, 18)
+    found = compare(log, CLOSED, calendar="hour", time_budget=AMPLE, progress=False)
+    assert found.drifting and not found.clustering_beyond_calendar
+    assert found.lag > 0.1 * 18 * 24 and found.step("excitation").gain_low > 0
+    assert found.recommended == "constant" and found.to_dict()["drifting"]
+    assert any("is not told apart from a level of the rate" in one for one in found.sentences)
+    assert any("and slow changes of the rate." in one for one in found.sentences)
+    again = kept[random.random(len(kept)) < 0.2]
+    both = np.sort(np.concatenate([kept, again + random.exponential(10, len(again))]))
+    log = log_of(both[both < end], 18)
+    found = compare(log, CLOSED, calendar="hour", time_budget=AMPLE, progress=False)
+    assert found.clustering_beyond_calendar and not found.drifting
+    assert abs(found.branching - 1 / 6) < 0.08 and 0.05 < found.lag < 0.5
+
+
 def test_events_that_were_recorded_twice_are_told() -> None:
     random = np.random.default_rng(5)
     minutes = np.unique(random.integers(0, 4 * 1440, 240)).astype(float)

@@ -13,6 +13,7 @@ import torch
 
 from fourpoint.events import BatchContext, Context, Dataset, Sequence, Steps, UserError
 from fourpoint.inference.likelihood import log_likelihood
+from fourpoint.models import hawkes_effects
 from fourpoint.models.effects import Effects, EffectsSpec, effects_of, zone_offsets
 from fourpoint.models.effects_fit import integral_nodes
 from fourpoint.models.hawkes import Hawkes
@@ -310,6 +311,84 @@ def test_the_hawkes_fit_maximises_the_likelihood_of_the_model() -> None:
         with torch.no_grad():
             moved.log_branching += shift
         assert log_likelihood(moved, data.batch()).per_event < stated.per_event
+
+
+def trading_days(seed: int, days: int = 3) -> Dataset:
+    """Trades of two types from 09:30 to 16:00, half of which follow another within .2 seconds on
+    average; in hours, the nights between the days observed.
+    """
+    random = np.random.default_rng(seed)
+    offspring_of = np.array([[0.4, 0.1], [0.1, 0.4]])
+    times, marks = [], []
+    for mark in range(2):
+        count = random.poisson(50 * 6.5 * days)
+        at = 6.5 * days * random.random(count)
+        own = 9.5 + at % 6.5 + 24 * (at // 6.5)
+        parents = [(own, np.full(count, mark))]
+        while parents:
+            at, of = parents.pop()
+            times.append(at)
+            marks.append(of)
+            for child in range(2):
+                number = random.poisson(offspring_of[child, of])
+                if number.sum():
+                    later = np.repeat(at, number) + random.exponential(0.2 / 3600, number.sum())
+                    parents.append((later, np.full(len(later), child)))
+    order = np.argsort(np.concatenate(times))
+    log = Sequence(
+        np.concatenate(times)[order],
+        np.concatenate(marks)[order],
+        start=9.5,
+        stop=16.0 + 24 * (days - 1),
+        context=context(),
+    )
+    return Dataset.from_sequences([log], unit="hours")
+
+
+@pytest.mark.parametrize("broken", [(), ("start",), ("start", "curvature")])
+def test_hours_outside_the_searched_part_do_not_run_away(
+    monkeypatch: pytest.MonkeyPatch, broken: tuple[str, ...]
+) -> None:
+    """The search for decays sees a part of the first day, and with it no night, whose effects were
+    any number afterwards: thousands of times as many events were expected. Start, climb and check
+    of the fit each prevent that without those before it.
+    """
+    monkeypatch.setattr(hawkes_effects, "SEARCH", 1000)
+    if "start" in broken:
+        monkeypatch.setattr(hawkes_effects, "_on_all", lambda whole, theta, part: part)
+    if "curvature" in broken:
+        monkeypatch.setattr(hawkes_effects, "_of_integral", lambda problem, at: 0.0)
+    data = trading_days(1, 2)
+    spec = effects_of(data, ("hour",))
+    model = Hawkes(data.marks)
+    model.add_effects(spec)
+    notes = model.maximum_likelihood(data)
+    found = log_likelihood(model, data.batch())
+    poisson = Poisson(data.marks)
+    poisson.add_effects(spec)
+    poisson.maximum_likelihood(data)
+    assert found.per_event > log_likelihood(poisson, data.batch()).per_event + 0.5
+    assert float(found.integral) == pytest.approx(data.events, rel=0.01)
+    assert np.abs(model.estimates["branching"] - [[0.4, 0.1], [0.1, 0.4]]).max() < 0.06
+    assert any("repeated" in note for note in notes) == ("curvature" in broken)
+
+
+def test_a_fit_that_is_no_maximum_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No climb on the whole log moves, and what begins there expects too many events."""
+    data = trading_days(1, 2)
+    climb = hawkes_effects._climb
+
+    def held(problem, at, low, high, steps, *, held=False):  # type: ignore[no-untyped-def]
+        if problem.events < data.events:
+            return climb(problem, at, low, high, steps, held=held)
+        at = replace(at, theta=at.theta + np.eye(len(at.theta))[:, :1])
+        return at, hawkes_effects._evaluate(problem, at, second=False)[0]
+
+    monkeypatch.setattr(hawkes_effects, "SEARCH", 1000)
+    monkeypatch.setattr(hawkes_effects, "_climb", held)
+    found = estimate_with_effects(data, effects_of(data, ("hour",)))
+    assert "repeated from a fit without excitation" in found.notes[0]
+    assert "the fit is not at its maximum: it expects" in found.notes[1]
 
 
 def test_errors_have_three_clauses() -> None:

@@ -8,16 +8,23 @@ The search for decays is on a grid, on a part of the log; from the best of them 
 the information of the events instead of the curvature) go on with all events in all parameters
 together, branching ratios held at 0 or more. Effects are penalised as by `models.effects_fit`, with
 the strengths that a Poisson process with the same effects chooses.
+
+Only excitation is taken over from the part: effects begin at those of the Poisson process of the
+whole log, since a part need not contain every hour or weekday, and what it does not contain it does
+not determine. The model contains this Poisson process, and at the maximum every type has as many
+expected events as it has events; a fit where one of both does not hold is repeated from the Poisson
+process (:func:`_checked`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from numpy import ndarray
+from numpy.typing import NDArray
 
 from fourpoint import kernels
 from fourpoint.events import Context, Dataset
@@ -39,6 +46,8 @@ SPACING = 1.4  # of the grid of log decays
 STEPS = 40  # scoring steps at most
 ENOUGH = 1e-7  # nats per event that a last step may gain
 FIRST_BRANCHING = 0.2
+MOST_TRIGGERED = 0.9  # share of the events that the first baseline may leave to excitation
+FAR = 0.02  # share of the events of a type by which its expected ones may differ, or one event
 LARGEST_INFORMATION = 1500  # parameters with an information matrix
 
 
@@ -124,16 +133,22 @@ def estimate_with_effects(
     search = whole if part is data else _problem(part, spec, poisson.penalties)
     low, high = _span(data)
     features = 0 if data.features is None else data.features.shape[1]
+    theta = np.concatenate([poisson.level[None], poisson.weight])
     best = _At(
-        theta=np.concatenate([poisson.level[None], poisson.weight]),
+        theta=theta,
         alpha=np.zeros((0, data.marks.count, data.marks.count)),
         u=np.zeros(0),
         gamma=np.zeros(features),
     )
     for _ in range(exponentials):
         best = _with_one_more(search, best, low, high)
+    simple = _At(theta, np.zeros_like(best.alpha), best.u, best.gamma)
+    if search is not whole:
+        best = _on_all(whole, theta, best)
     found, value = _climb(whole, best, low, high, STEPS)
-    return _result(whole, found, value, spec, data, (low, high))
+    found, value, notes = _checked(whole, simple, found, value, (low, high))
+    result = _result(whole, found, value, spec, data, (low, high))
+    return replace(result, notes=notes)
 
 
 def _with_one_more(problem: _Problem, at: _At, low: float, high: float) -> _At:
@@ -162,6 +177,76 @@ def _lowered(at: _At) -> Float[ndarray, "K M"]:
     return theta
 
 
+def _on_all(whole: _Problem, theta: Float[ndarray, "K M"], part: _At) -> _At:
+    """Where the climb on the whole log begins: the excitation of the ``part``, and the effects of
+    the Poisson process, ``theta``, with levels that leave room for it.
+    """
+    counts = _counts(whole)
+    triggered = part.alpha.sum(0) @ counts
+    share = np.minimum(triggered / np.maximum(counts, 1.0), MOST_TRIGGERED)
+    lowered = theta.copy()
+    lowered[0] += np.log1p(-share)
+    return replace(part, theta=lowered)
+
+
+def _checked(
+    problem: _Problem,
+    simple: _At,
+    found: _At,
+    value: float,
+    span: tuple[float, float],
+) -> tuple[_At, float, list[str]]:
+    """The fit, or where it is below the ``simple`` one, which it contains, or does not expect as
+    many events as there are, the best of fits that begin there; with what to say of it.
+    """
+    least, _, _ = _evaluate(problem, simple, second=False)
+    if value >= least and not _far(problem, found).any():
+        return found, value, []
+    M = problem.marks
+    room = replace(
+        simple,
+        theta=_lowered(simple),
+        alpha=np.full_like(simple.alpha, FIRST_BRANCHING / (M * len(simple.u))),
+    )
+    notes = ["the first fit was no maximum, and was repeated from a fit without excitation"]
+    for start in (simple, room):
+        again, height = _climb(problem, start, *span, 2 * STEPS)
+        if height > value:
+            found, value = again, height
+    far = _far(problem, found)
+    if far.any():
+        _, gradient, _ = _evaluate(problem, found, second=False)
+        expected = _counts(problem) + _excess(problem, found, gradient)
+        notes.append(
+            f"the fit is not at its maximum: it expects {expected.sum():,.0f} events in the "
+            f"training data, which have {problem.events:,}; choose fewer terms with --calendar"
+        )
+    return found, value, notes
+
+
+def _far(problem: _Problem, at: _At) -> NDArray[np.bool_]:
+    """Of which types the expected events are far from those in the data."""
+    _, gradient, _ = _evaluate(problem, at, second=False)
+    allowed = np.maximum(FAR * _counts(problem), 1.0)
+    return np.abs(_excess(problem, at, gradient)) > allowed
+
+
+def _excess(problem: _Problem, at: _At, gradient: Float[ndarray, " P"]) -> Float[ndarray, " M"]:
+    """Expected less observed events of each type. The log rate of every event rises by 1 if the
+    baseline and the branching ratios of its type do, so that derivatives towards that are the
+    difference.
+    """
+    M = problem.marks
+    of_alpha = gradient[at.alpha_columns].reshape(at.alpha.shape)
+    return -gradient[:M] - np.sum(at.alpha * of_alpha, axis=(0, 2))
+
+
+def _counts(problem: _Problem) -> Float[ndarray, " M"]:
+    """Scored events of each type."""
+    marks = problem.points.marks[problem.points.scored]
+    return np.bincount(marks, minlength=problem.marks).astype(np.float64)
+
+
 # ---------------------------------------------------------------------- scoring steps
 
 
@@ -170,7 +255,7 @@ def _evaluate(
     at: _At,
     *,
     second: bool,
-) -> tuple[float, Float[ndarray, " P"], Float[ndarray, "P P"]]:
+) -> tuple[float, Float[ndarray, " P"], Float[ndarray, "Q Q"]]:
     """The penalised log-likelihood, its gradient, and the penalised information (empty unless
     ``second``).
     """
@@ -210,53 +295,99 @@ def _climb(
     held: bool = False,
 ) -> tuple[_At, float]:
     """Scoring steps with a line search; the last decay stays where it is if ``held``."""
-    of_alpha = at.alpha_columns
     of_u = at.u_columns
     second = len(at.flat()) <= LARGEST_INFORMATION
+    enough = ENOUGH * max(problem.events, 1)
     value, gradient, information = _evaluate(problem, at, second=second)
     scale = None
     for _ in range(steps):
-        flat = at.flat()
         free = _free(at, gradient, low, high)
         if held:
             free[of_u.stop - 1] = False
-        step = np.zeros(len(flat))
         if second:
-            matrix = information[np.ix_(free, free)]
-            matrix[np.diag_indices_from(matrix)] += 1e-8 * (1 + matrix.diagonal())
-            step[free] = np.linalg.solve(matrix, gradient[free])
+            step = _scoring_step(information, gradient, free)
         else:
             if scale is None:
                 scale = np.maximum(np.abs(gradient), 1.0)
-            step[free] = gradient[free] / scale[free]
-        step[of_u] = np.clip(step[of_u], -1.0, 1.0)
-        gain = max(float(gradient @ step), 0.0)
-        length = 1.0
-        moved = False
-        while length > 1e-4:
-            new = flat + length * step
-            new[of_alpha] = np.maximum(new[of_alpha], 0.0)
-            new[of_u] = np.clip(new[of_u], low, high)
-            there = at.like(new)
-            try:
-                found = _evaluate(problem, there, second=second)
-            except (ZeroDivisionError, ValueError, OverflowError):
-                length /= 2
-                continue
-            # A whole step must gain enough, a shorter one must not lose.
-            wanted = value + 1e-4 * gain if length == 1.0 else value
-            if np.isfinite(found[0]) and found[0] >= wanted:
-                moved = found[0] > value
-                break
-            length /= 2
-        if not moved:
+            step = np.where(free, gradient / scale, 0.0)
+        found = _moved(problem, at, value, gradient, step, (low, high))
+        if found is None and second and float(gradient @ step) > enough:
+            # Far more events are expected than there are, and the information of those there are
+            # says nothing of that.
+            further = information + _of_integral(problem, at)
+            step = _scoring_step(further, gradient, free)
+            found = _moved(problem, at, value, gradient, step, (low, high))
+        if found is None:
             break
-        improved = found[0] - value
-        at = there
-        value, gradient, information = found
-        if improved < ENOUGH * max(problem.events, 1):
+        at, (higher, gradient, information) = found
+        improved = higher - value
+        value = higher
+        if improved < enough:
             break
     return at, value
+
+
+def _scoring_step(
+    information: Float[ndarray, "P P"],
+    gradient: Float[ndarray, " P"],
+    free: ndarray,
+) -> Float[ndarray, " P"]:
+    """The step to the maximum of the quadratic form, in the ``free`` parameters."""
+    step = np.zeros(len(gradient))
+    matrix = information[np.ix_(free, free)]
+    matrix[np.diag_indices_from(matrix)] += 1e-8 * (1 + matrix.diagonal())
+    step[free] = np.linalg.solve(matrix, gradient[free])
+    return step
+
+
+def _moved(
+    problem: _Problem,
+    at: _At,
+    value: float,
+    gradient: Float[ndarray, " P"],
+    step: Float[ndarray, " P"],
+    span: tuple[float, float],
+) -> tuple[_At, tuple[float, Float[ndarray, " P"], Float[ndarray, "Q Q"]]] | None:
+    """The first higher point on the way of the step, halved until there is one, and what
+    :func:`_evaluate` finds there; None if there is none.
+    """
+    of_alpha = at.alpha_columns
+    of_u = at.u_columns
+    second = len(step) <= LARGEST_INFORMATION
+    step[of_u] = np.clip(step[of_u], -1.0, 1.0)
+    gain = max(float(gradient @ step), 0.0)
+    flat = at.flat()
+    length = 1.0
+    while length > 1e-4:
+        new = flat + length * step
+        new[of_alpha] = np.maximum(new[of_alpha], 0.0)
+        new[of_u] = np.clip(new[of_u], *span)
+        there = at.like(new)
+        try:
+            found = _evaluate(problem, there, second=second)
+        except (ZeroDivisionError, ValueError, OverflowError):
+            length /= 2
+            continue
+        # A whole step must gain enough, a shorter one must not lose.
+        wanted = value + 1e-4 * gain if length == 1.0 else value
+        if np.isfinite(found[0]) and found[0] >= wanted:
+            return (there, found) if found[0] > value else None
+        length /= 2
+    return None
+
+
+def _of_integral(problem: _Problem, at: _At) -> Float[ndarray, "P P"]:
+    """The curvature of the integral of the baseline."""
+    design = problem.design
+    K, M = at.theta.shape
+    size = len(at.flat())
+    found = np.zeros((size, size))
+    log_rates = np.minimum(design.nodes @ at.theta, 700.0)
+    rates = design.weights[:, None] * np.exp(log_rates)
+    for m in range(M):
+        own = np.arange(K) * M + m
+        found[np.ix_(own, own)] = design.nodes.T @ (rates[:, m, None] * design.nodes)
+    return found
 
 
 def _free(at: _At, gradient: Float[ndarray, " P"], low: float, high: float) -> ndarray:

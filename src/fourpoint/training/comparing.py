@@ -36,7 +36,8 @@ than levels of days and fast excitation together.
 There is clustering beyond the calendar if excitation has a gain whose interval lies above 0 and
 which matters, or if the derivative of the likelihood towards excitation, which sees weaker effects,
 is more than EVIDENCE standard errors above 0 and the share of events that follow from others
-matters.
+matters. Excitation after a mean delay of more than a tenth of the log, or of a few days where the
+levels of days vary, is no evidence: a slowly changing level would give the same.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -60,7 +61,7 @@ from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import TREND, EffectsSpec, effects_of
+from fourpoint.models.effects import TREND, EffectsSpec, effects_of, seconds_per_unit
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
@@ -70,7 +71,7 @@ from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
 from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
-from fourpoint.training.closed_forms import SOME_SEQUENCES
+from fourpoint.training.closed_forms import SLOWEST, SOME_SEQUENCES, TRIGGERED
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
     Days,
@@ -107,12 +108,13 @@ NORMAL = 1.96  # standard errors of a gain in half of its interval
 MATTERS = 0.002  # nats per event, above which a gain matters
 EVIDENCE = 3.0  # standard errors (`Scores.first_order`) from which excitation is not chance
 REGULAR, CLEARLY = 0.8, 4.0  # local variation, and standard errors below 1, of regular events
-TRIGGERED = 0.03  # share of the events, above which excitation matters
+SLOWEST_DAYS = 3.0  # the same in days, where the levels of days vary
 RECOMMENDED = 0.0005  # nats per event that a more complex model must gain to be recommended
 MOST_TYPES = 12  # with a table of who excites whom
 LEAST_SECONDS = 8.0  # for a neural model on an idle machine, besides its start; else it is left out
 SCORING = 0.25  # of the time of a neural model: for its score
 DAY = 86400.0
+LN2 = math.log(2.0)  # mean delays within which half of the events of one exponential come
 CLOSED_SHARE = 0.75  # of the time budget for closed forms, where neural models are asked for
 FIRST_SHARE = 0.25  # of the time that is left for the first fold, at most
 PILOT = 3000  # events that are compared first, to measure what an event costs
@@ -156,6 +158,8 @@ class Comparison(Printed):
     days do not differ by more than chance.
     ``local_variation`` is that of the gaps (`training.held_out.local_variation`), and ``regular``
     says that it is clearly below the 1 of independent events.
+    ``drifting`` says that what excitation explains is not told apart from a slowly changing level:
+    ``lag`` is too long for the length of the log.
     """
 
     steps: tuple[Step, ...]
@@ -178,6 +182,7 @@ class Comparison(Printed):
     days: float = 0.0
     slow: bool = False
     lags: tuple[float, float] = (math.nan, math.nan)
+    drifting: bool = False
 
     def step(self, name: str) -> Step:
         """The step with this name."""
@@ -217,6 +222,7 @@ class Comparison(Printed):
             "lag": self.lag,
             "slow": self.slow,
             "lags": list(self.lags),
+            "drifting": self.drifting,
             "evidence": self.evidence,
             "days": self.days,
             "local_variation": self.local_variation,
@@ -537,6 +543,9 @@ class _Ladder:
         self.rungs: dict[str, _Rung] = {}
         self.found: list[Excitation] = []  # of each fold
         self.found_slow: dict[int, Excitation] = {}
+        # What the same ascribe to earlier events within times that are told apart from a drift.
+        self.found_fast: dict[int, Excitation] = {}
+        self.found_cross: list[Excitation] = []
         # Of each fold, what the types of events add to the score of a model without types.
         self.beyond_pooled: dict[int, Floats] = {}
         self.evidence: list[Floats] = []  # of excitation, by unit (Scores.first_order)
@@ -724,6 +733,8 @@ class _Ladder:
         model = self._fitted(Hawkes(marks), self.whole, fold.train)
         scores = fold.scores(model)
         self._add(CROSS, "hawkes", k, scores.total)
+        counts = np.bincount(fold.train.mark_ids, minlength=types)
+        self.found_cross.append(Excitation.of(model, counts))
         self.cross_seconds = self.clock.elapsed - before
 
     def _slow_excitation(self, k: int, best: Scores, excited: Scores, simple: Scores) -> None:
@@ -750,6 +761,7 @@ class _Ladder:
         self._add(SLOW, "hawkes", k, total)
         self.slow_days[k] = _blocks(fold, scores)
         self.found_slow[k] = Excitation.of(model)
+        self.found_fast[k] = Excitation.of(model, longest=self._longest())
 
     def _neural(self) -> None:
         """Neural models, on the first fold, with what is left of the time."""
@@ -989,6 +1001,12 @@ class _Ladder:
     def _concluded(self) -> Comparison:
         self._levels_of_days()
         slow = self._slow() and not self.slow_is_days
+        drifting = self._drifts(self.found)
+        found_slow = self.found_slow
+        if slow and (drifting or self._drifts(self.found_slow.values())):
+            found_slow = self.found_fast
+            slow = self._gain(self.rungs[SLOW], self.rungs[EXCITATION]).clear
+            slow = slow and np.median([one.share for one in found_slow.values()]) > TRIGGERED
         if not slow:
             self.rungs.pop(SLOW, None)
         rungs = list(self.rungs.values())
@@ -1005,7 +1023,11 @@ class _Ladder:
             gain = self._gain(later, rungs[before])
             nats = steps[before].nats_per_event + gain.mean
             steps.append(Step(later.name, later.model, nats, gain.mean, gain.low, gain.high))
-        excitation = list(self.found_slow.values()) if slow else self.found
+        excitation = list(found_slow.values()) if slow else self.found
+        if drifting and not slow and self.found_cross and not self._drifts(self.found_cross):
+            excitation = self.found_cross
+            drifting = False
+        drifting = drifting and not slow
         branching = 0.0
         lag = math.nan
         lags = (math.nan, math.nan)
@@ -1024,8 +1046,8 @@ class _Ladder:
         clearly_regular = variation < 1 - CLEARLY * error
         return Comparison(
             tuple(steps),
-            self._recommended(rungs),
-            self._clustered(branching, evidence),
+            self._recommended(rungs, drifting),
+            not drifting and self._clustered(branching, evidence),
             branching,
             lag,
             evidence,
@@ -1043,7 +1065,25 @@ class _Ladder:
             self.day_level,
             slow,
             lags,
+            drifting,
         )
+
+    def _longest(self) -> float:
+        """The longest mean delay of excitation that is told apart from a slowly changing level of
+        the rate. Sequences that are units of their own have a level each.
+        """
+        if self.folds[0].edges is None:
+            return math.inf
+        longest = SLOWEST * float(self.shown.exposed_times.max())
+        if self.day_level:
+            day = DAY / seconds_per_unit(self.raw)
+            longest = min(longest, SLOWEST_DAYS * day)
+        return longest
+
+    def _drifts(self, found: Iterable[Excitation]) -> bool:
+        """Whether half of the events that follow others do so too late for that."""
+        halves = [one.lags[0] for one in found]
+        return bool(halves) and float(np.median(halves)) > LN2 * self._longest()
 
     def _tell_of_doubles(self, branching: float, lag: float) -> None:
         """Say that events which follow within the timestamp resolution may be the same ones."""
@@ -1059,12 +1099,14 @@ class _Ladder:
                 "batches; --ties drop keeps one of those at the same time"
             )
 
-    def _recommended(self, rungs: list[_Rung]) -> str:
+    def _recommended(self, rungs: list[_Rung], drifting: bool) -> str:
         """The simplest step that no later one clearly beats by enough to matter."""
         best = rungs[0]
         for rung in rungs[1:]:
-            if rung.name == DAYS and self.within_days:
+            if rung.name == DAYS and self.within_days and not drifting:
                 continue  # it has no excitation, which is there
+            if drifting and rung.model == "hawkes":
+                continue  # its excitation is no more than a changing level
             gain = self._gain(rung, best)
             if gain.clear and gain.mean > RECOMMENDED:
                 best = rung
@@ -1101,12 +1143,28 @@ class Excitation(NamedTuple):
     lags: tuple[float, float]
 
     @staticmethod
-    def of(model: Hawkes) -> Excitation:
-        """From its branching ratios and decays."""
+    def of(
+        model: Hawkes,
+        counts: NDArray[np.int64] | None = None,
+        longest: float = math.inf,
+    ) -> Excitation:
+        """From its branching ratios and decays; of several types, with one decay, by the events of
+        each. Exponentials of one type with a mean delay above ``longest`` are left out.
+        """
         decays = np.atleast_1d(model.estimates["decay"])
         parts = model.estimates["branching"].reshape(-1)
         weights = parts / parts.sum()
-        share = float(model.mean_branching.sum())
+        ratios = model.mean_branching
+        share = float(ratios.sum())
+        if counts is not None:
+            share = float(np.sum(ratios @ counts)) / max(1, int(counts.sum()))
+        kept = 1 / decays <= longest
+        if not kept.all():
+            share *= float(weights[kept].sum())
+            weights, decays = weights[kept], decays[kept]
+            weights = weights / max(float(weights.sum()), 1e-300)
+        if not share > 0:
+            return Excitation(0.0, math.nan, (math.nan, math.nan))
         lag = float(np.sum(weights / decays))
         half = _quantile(weights, decays, 0.5)
         most = _quantile(weights, decays, 0.9)

@@ -54,6 +54,12 @@ def _of_step(found: Comparison, step: Step) -> str:
         return f"The calendar ({terms}) does not clearly explain more than chance: {amount}."
     better = step.gain_low > 0 and step.gain >= NEGLIGIBLE
     if step.name == "excitation":
+        if better and found.drifting:
+            return (
+                f"Past events explain {amount}{_beyond(found)}, on average {lag_words(found)} "
+                "later: in a log of this length, this is not told apart from a level of the rate "
+                "that changes slowly for other reasons."
+            )
         if better:
             return f"Past events explain {amount}{_beyond(found)}."
         if found.clustering_beyond_calendar and found.days:
@@ -113,6 +119,8 @@ def _verdict(found: Comparison) -> str:
             f"There is no clustering beyond {rhythm}: some days are busier than others, without "
             "evidence that events lead to further ones."
         )
+    if found.drifting and found.step("excitation").gain_low > 0:
+        return f"There is no evidence of clustering beyond {rhythm} and slow changes of the rate."
     most = found.step("excitation").gain_high
     if not found.clustering_beyond_calendar and most > UNDECIDED:
         return (

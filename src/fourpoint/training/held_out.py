@@ -258,9 +258,7 @@ def _by_sequence(train: Dataset, test: Dataset) -> Fold:
 def _cut(data: Dataset) -> Iterator[Fold]:
     """Folds of parts of time."""
     blocks = max(2, round(UNITS / FOLDS / len(data)))
-    begin = data.starts
-    if data.context is not None and data.context.scored_from is not None:
-        begin = np.maximum(begin, data.context.scored_from)
+    begin = scored_starts(data)
     days = days_of(data, begin)
     width = (data.stops - begin) / FOLDS
     for k in reversed(range(FOLDS)):
@@ -291,6 +289,13 @@ def _cut(data: Dataset) -> Iterator[Fold]:
             events=_events_of_blocks(test, edges),
             days=own,
         )
+
+
+def scored_starts(data: Dataset) -> Floats:
+    """From when on every sequence is scored."""
+    if data.context is None or data.context.scored_from is None:
+        return data.starts
+    return np.maximum(data.starts, data.context.scored_from)
 
 
 def _events_of_blocks(data: Dataset, edges: Floats) -> Floats:

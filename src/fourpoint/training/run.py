@@ -55,6 +55,7 @@ from fourpoint.ops.quadrature import Unconverged
 from fourpoint.storage import checkpoints
 from fourpoint.training.closed_forms import (
     ClosedForm,
+    beside_poisson,
     clearly_positive,
     simplest_as_good,
     standard_error,
@@ -315,6 +316,7 @@ class Run:
                 self.fit.notes += self.model.keep_best(self.dev)
         some = beginning(self.whole.some(VALIDATION_EVENTS, self.seed), VALIDATION_EVENTS)
         train_score = _score(self.model, some, self.convention)
+        self.fit.notes += beside_poisson(self.model, shown, some, self.convention, train_score)
         score = _score(self.model, self.dev, self.convention) if len(self.dev) else math.nan
         seconds = max(1e-9, time.monotonic() - began)
         self.fit.history.append(
