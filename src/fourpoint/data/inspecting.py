@@ -308,7 +308,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
         found += _unused_times(roles.time, names, held)
     if roles.sequence is None and roles.calendar is None:
         for name in names:
-            found += _of_entities(name, held[name])
+            if name not in roles.unshared:
+                found += _of_entities(name, held[name])
     constant: list[str] = []
     if roles.sequence is not None:
         constant = _constant_columns(roles.sequence, names, held)

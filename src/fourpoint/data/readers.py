@@ -289,7 +289,14 @@ def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
     table = open_table(source)
     try:
         sequence = asked.sequence or ids_in_common(table, asked.entities)
-        roles = choose_roles(table, asked.time, asked.mark, sequence, asked.place)
+        roles = choose_roles(
+            table,
+            asked.time,
+            asked.mark,
+            sequence,
+            asked.place,
+            complete=asked.entities is None,
+        )
     except FAULTS_OF_FILES as error:
         raise _damaged(table, error) from error
     return read_opened(table, roles, asked)
@@ -449,7 +456,9 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
-    notes: list[str] = [] if roles.own or not roles.guessed else [roles.line()]
+    notes: list[str] = []
+    if roles.guessed and not roles.own:
+        notes = [roles.line(), *roles.unshared_lines()]
     notes += [*(clock.notes if clock else ()), *layout.notes, *of_places, *of_tables]
     if roles.maybe_places:
         options = " ".join(
