@@ -35,6 +35,7 @@ from fourpoint.memory import require_memory
 from fourpoint.models.base import (
     History,
     PointProcess,
+    ScoredGaps,
     exposed_pieces,
     log_exposure,
     position_before,
@@ -47,6 +48,7 @@ from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.path_counts import Factors, factors_of, hawkes_counts, hawkes_events
 from fourpoint.models.poisson import mean_rates
+from fourpoint.models.time_integrals import scored_together
 from fourpoint.models.time_pieces import Cubics, baseline_cubics
 from fourpoint.ops.attention import scan
 from fourpoint.ops.profiles import Profile
@@ -572,6 +574,17 @@ class Hawkes(PointProcess[HawkesHistory]):
         mass = torch.exp(-lag) * -torch.expm1(-width)
         base = (b - a)[..., None] * self.log_baseline.exp()
         return base + torch.einsum("bgj,bgjn,jmn->bgm", mass, excitation, self._branching())
+
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """With effects, where sequences share the baseline: one integral of it for all of them."""
+
+        def triggered() -> Float[Tensor, "B G"]:
+            left = batch.edges[:, :-1]
+            right = batch.edges[:, 1:]
+            of_all = self.closed_integral(self.encode(batch), left, right).sum(2)
+            return of_all - (right - left) * self.log_baseline.exp().sum()
+
+        return scored_together(self, batch, tolerance, self.log_baseline, triggered)
 
     @torch.no_grad()
     def upper_bound(

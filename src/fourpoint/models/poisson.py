@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Context, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.kernels.path_terms import CountLaw, Wanted
-from fourpoint.models.base import PointProcess, placed
+from fourpoint.models.base import PointProcess, ScoredGaps, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import Effects, EffectsSpec
 from fourpoint.models.effects_fit import (
@@ -38,6 +38,7 @@ from fourpoint.models.path_counts import poisson_counts, poisson_law
 from fourpoint.models.positions import FromPositions, Positions
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
+from fourpoint.models.time_integrals import scored_together
 from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.minimise import minimise
 from fourpoint.ops.quadrature import gauss_legendre
@@ -182,6 +183,10 @@ class Poisson(_OnGrid):
     ) -> Float[Tensor, "B G M"]:
         """Expected events of every mark in [a, b]: ``(b - a) exp(log_rate)``."""
         return (b - a)[..., None] * self.log_rate.exp()
+
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """With effects, where sequences share the rate: one integral for all of them."""
+        return scored_together(self, batch, tolerance, self.log_rate)
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
