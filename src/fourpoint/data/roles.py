@@ -409,6 +409,12 @@ class _Guess:
         ]
         if found and looks_like_time(found[0]):
             raise self._no_header(found[0])
+        if not found and not self.table.load(self.names[:1]).num_rows:
+            raise self.table.error(
+                "at least one event",
+                "a table without rows",
+                "Check the query or program that wrote the file.",
+            )
         if not found:
             value = next((name for name in self.names if VALUE.fullmatch(name)), None)
             if value is not None:
