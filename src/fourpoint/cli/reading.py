@@ -491,10 +491,10 @@ def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
         )
     origin = None if events.context is None else events.context.origin
     shared = origin is None or bool((origin == origin[0]).all())
-    if shared and not first < low < high < last:
+    if shared and low < high and (low <= first or high >= last):
         span = f"from {_plain(events, first)} to {_plain(events, last)}"
         raise UserError(
-            f"times in ascending order inside the data, {span}",
+            f"times to cut at inside the windows, {span}",
             f"--split-at {' '.join(words)}",
             "Choose times in between, or shares such as --split-at .8 .1 .1.",
         )

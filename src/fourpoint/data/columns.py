@@ -150,18 +150,24 @@ class Columns:
                 )
         return values
 
-    def _no_number(self, name: str, column: pa.ChunkedArray, remedy: str) -> EventDataError:
-        """The error for words in place of numbers, with the first of them."""
+    def _no_number(self, name: str, column: pa.ChunkedArray, plain: str) -> EventDataError:
+        """The error for words in place of numbers, with the first of them, or the first number with
+        a comma where all are numbers, and with the ``plain`` remedy.
+        """
+        remedy = plain
         words = _decoded(column)
-        row = int(pc.index(pc.match_substring_regex(words, POINT_NUMBER), False).as_py())
+        point = pc.match_substring_regex(words, POINT_NUMBER)
+        comma = pc.match_substring_regex(pc.utf8_trim_whitespace(words), COMMA_NUMBER)
+        row = int(pc.index(pc.or_(point, comma), False).as_py())
         if row < 0:
-            return self.error(f"numbers in column {name!r}", f"values of type {words.type}", remedy)
-        value = words[row].as_py()
-        if re.fullmatch(COMMA_NUMBER, value.strip()):
+            row = int(pc.index(point, False).as_py())
             remedy = (
                 "Write all numbers with a decimal point and without separators of thousands, or "
                 "choose another column."
             )
+        if row < 0:
+            return self.error(f"numbers in column {name!r}", f"values of type {words.type}", plain)
+        value = words[row].as_py()
         return self.fault(name, "numbers", row, value, remedy)
 
     def _check_exact(self, name: str, column: pa.ChunkedArray, values: NDArray[np.float64]) -> None:

@@ -29,7 +29,7 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.models.base import PointProcess, space_without_places, which_happened
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio

@@ -1,5 +1,6 @@
-r"""Integrals of rates that depend on time and context alone: those of a Poisson process with effects
-of calendar and covariates, of the baseline of a Hawkes process, and of a population of sequences.
+r"""Integrals of rates that depend on time and context alone: those of a Poisson process with
+effects of calendar and covariates, of the baseline of a Hawkes process, and of a population of
+sequences.
 
     int_a^b e(t) exp(log_rate_m(t)) dt
 

@@ -176,9 +176,7 @@ class Fold:
             unit=np.concatenate(units),
         )
 
-    def beginning(
-        self, most: int, sequences: int | None = None
-    ) -> tuple[Fold, NDArray[np.bool_]]:
+    def beginning(self, most: int, sequences: int | None = None) -> tuple[Fold, NDArray[np.bool_]]:
         """The fold with the first units of its part, about ``most`` events in all, and which units
         they are. Where units are ``sequences``, there are at most so many of them.
         """
