@@ -10,7 +10,7 @@ import torch
 
 from fourpoint.events import Context, Dataset, Sequence
 from fourpoint.inference.likelihood import gap_log_likelihoods, log_likelihood
-from fourpoint.models import time_integrals
+from fourpoint.models import poisson, time_integrals
 from fourpoint.models.base import PointProcess
 from fourpoint.models.effects import Effects, effects_of
 from fourpoint.models.frailty import Frailty
@@ -107,3 +107,21 @@ def test_windows_far_apart_keep_grids_of_their_own() -> None:
     known = batch.context
     assert known is not None
     assert not time_integrals.cheaper_together(batch.edges[:, :-1], batch.edges[:, 1:], known)
+
+
+def test_nodes_of_a_spline_with_effects_are_shared() -> None:
+    """Their weights are those of the sequences of one start together: six starts, three grids."""
+    data = spanning(6)
+    spec = effects_of(data, TERMS, zone="Europe/Berlin")
+    together = poisson._nodes_with_effects(data, spec, 20.5, 5)
+    alone = [
+        poisson._nodes_with_effects(data.select(np.array([row])), spec, 20.5, 5) for row in range(6)
+    ]
+
+    def mass(found: poisson._Nodes) -> torch.Tensor:
+        of_effects = (found.share * torch.sin(found.index)).sum(1)
+        return (found.weight * torch.exp(found.since / 9 + of_effects)).sum()
+
+    every = torch.stack([mass(found) for found in alone]).sum()
+    torch.testing.assert_close(mass(together), every, rtol=1e-12, atol=0)
+    assert len(together.since) == sum(len(found.since) for found in alone[:3])

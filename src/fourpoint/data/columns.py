@@ -11,7 +11,6 @@ types and two.
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass

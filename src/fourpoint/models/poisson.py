@@ -26,10 +26,13 @@ from fourpoint.models.base import PointProcess, ScoredGaps, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import Effects, EffectsSpec
 from fourpoint.models.effects_fit import (
-    PIECE,
+    alike,
+    by_group,
     event_sums,
     exposed_segments,
+    fit_cuts,
     fit_effects,
+    nodes_of_group,
     penalty_of,
     rate_ratios,
 )
@@ -45,7 +48,6 @@ from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.spline import spline, spline_knots, spline_max
 
 MEAN_NODES = 8  # of the mean rate between two knots
-FIT_NODES = 3  # of a fit with effects, between cuts that are at most an hour apart
 
 
 class _OnGrid(FromPositions):
@@ -532,25 +534,26 @@ def _nodes_with_effects(
     length: float,
     intervals: int,
 ) -> _Nodes:
-    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too."""
+    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too.
+    Sequences with one start, origin and covariates share their nodes.
+    """
     effects = Effects(spec, 1, torch.float64)
     context = data.context or Context()
     left, right, factor, owner = exposed_segments(data)
     knots = spline_knots(length, intervals).numpy()
-    x, w = (part.numpy() for part in gauss_legendre(FIT_NODES))
+    keys = np.stack([alike(data).astype(np.float64), data.starts])
+    _, group = np.unique(keys, axis=1, return_inverse=True)
     times, weights, rows = [], [], []
-    for low, high, level, row in zip(left, right, factor, owner, strict=True):
-        own = context.batch(np.array([row]))
-        first = torch.tensor([low], dtype=torch.float64)
-        last = torch.tensor([high], dtype=torch.float64)
-        cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
-        known = np.concatenate([data.starts[row] + knots, cuts])
+    for own in by_group(group.reshape(-1)[owner]):
+        row = int(owner[own[0]])
+        low = float(left[own].min())
+        high = float(right[own].max())
+        known = data.starts[row] + knots
         inside = known[(known > low) & (known < high)]
-        edges = np.unique(np.concatenate([[low, high], inside]))
-        width = np.diff(edges)[:, None]
-        nodes = edges[:-1, None] + width * x
-        times.append(nodes.ravel())
-        weights.append((level * width * w).ravel())
+        cuts = np.concatenate([inside, fit_cuts(effects, context, row, low, high)])
+        nodes, mass = nodes_of_group(left[own], right[own], factor[own], cuts)
+        times.append(nodes)
+        weights.append(mass)
         rows.append(np.full(nodes.size, row))
     at = np.concatenate(times)
     which = np.concatenate(rows)
