@@ -181,6 +181,20 @@ def test_cuts_by_share_and_at_one_date(tmp_path: Path) -> None:
         assert found.exit_code == 2 and message in found.stderr
 
 
+def test_cuts_outside_the_data_are_refused_with_its_span(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    days = [f"2025-03-{day:02d} 12:00" for day in range(1, 31)]
+    path.write_text("\n".join(["time", *days]))
+    base = ["fit", path, "--model", "poisson", "-o", tmp_path / "m", "--split-at"]
+    for words in (["2026-01-01"], ["2024-01-01", "2025-03-10"]):
+        found = run(*base, *words)
+        said = " ".join(found.stderr.split())
+        assert found.exit_code == 2
+        assert "inside the windows, from 2025-03-01 12:00 to 2025-03-30 12:00" in said
+        assert f"received: --split-at {' '.join(words)}" in said
+        assert "or shares such as --split-at .8 .1 .1" in said
+
+
 def test_values_of_one_option_are_joined() -> None:
     words = ["fit", "--split-at", ".8", ".1", ".1", "7.csv", "-o", "5"]
     assert joined_values(words, "--split-at") == ["fit", "--split-at", ".8,.1,.1", *words[5:]]

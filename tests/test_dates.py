@@ -187,3 +187,9 @@ def test_a_time_outside_the_window_is_named_by_its_date() -> None:
     assert len(data[0].until("2025-06-02")) == 1
     with pytest.raises(UserError, match="2025-06-01 08:00, 2025-06-03 10:00.*at=2025-07-01 00:00"):
         data[0].until("2025-07-01")
+
+
+@pytest.mark.parametrize(("text", "days"), [("1month", "30d"), ("2 years", "365d"), ("1mo", "30d")])
+def test_units_without_a_fixed_length_are_refused_with_days(text: str, days: str) -> None:
+    with pytest.raises(UserError, match=rf"minutes, hours, days, weeks.*{days}"):
+        parse_duration(text)

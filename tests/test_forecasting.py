@@ -79,7 +79,17 @@ def test_a_forecast_between_times_after_the_end() -> None:
     part = forecast(HAWKES, s, horizon=4.0, paths=400, windows=2, seed=1, at=7.0)
     np.testing.assert_allclose(part.counts.edges, [7.0, 9.0, 11.0])
     np.testing.assert_array_equal(part.counts.total_mean, whole.counts.total_mean[1:])
-    assert part.at == 5.0 and part.next_event.median == whole.next_event.median
+    assert part.at == 5.0
+    # The next event is the first one after 7, over what may happen before: here from all paths.
+    following = part.next_event
+    after = [times[times >= 7.0][:1] for times in (path.times for path in part.paths)]
+    first = np.array([times[0] if len(times) else np.inf for times in after])
+    assert np.quantile(first, 0.5) == pytest.approx(following.median, abs=0.1)
+    assert np.mean(first <= following.quantiles[0.25]) == pytest.approx(0.25, abs=0.08)
+    assert 7.0 < following.interval[0] < following.median < following.interval[1]
+    assert following.times[0] == 7.0 and following.regions.before > following.median
+    mass = np.trapezoid(following.density, following.times)
+    assert mass == pytest.approx(0.99, abs=0.02)
     assert "events are known until 5; what happens between then and 7 is simulated" in part.notes
     assert "Forecast from 7 to 11" in str(part)
     total = window_counts(part.paths, np.array([7.0, 11.0])).sum((1, 2))

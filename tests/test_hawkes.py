@@ -5,6 +5,8 @@ errors, and odd data.
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -490,6 +492,12 @@ def test_many_types_are_fitted_without_second_derivatives(monkeypatch: pytest.Mo
 
 
 # ---------------------------------------------------------------------- odd data
+
+
+def test_decays_are_said_as_delays_in_a_known_unit() -> None:
+    data = replace(simulated(), unit="hours")
+    notes = fit(data)[1]
+    assert re.search(r"mean delay [\d.]+ \([\d.]+\) minutes; standard errors", notes[0])
 
 
 def test_constant_rates_have_no_excitation_and_no_error_of_it() -> None:

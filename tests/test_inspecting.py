@@ -464,6 +464,32 @@ def test_a_column_of_magnitudes_is_told() -> None:
     assert "etas" not in " ".join(inspect(words).reading.notes)
 
 
+def test_a_catalogue_with_magnitudes_is_fitted_with_aftershocks(tmp_path: Path) -> None:
+    rng = np.random.default_rng(2)
+    when = np.sort(rng.random(60) * 300)
+    path = tmp_path / "quakes.csv"
+    rows = [f"{t:.4f},{130 + t / 99:.3f},{30 + t / 99:.3f},{3 + t % 1:.1f}" for t in when]
+    path.write_text("\n".join(["time,longitude,latitude,Magnitude", *rows]))
+    command = inspect(path).command
+    assert "--event-features Magnitude --model etas --time-budget" in command
+    plain = tmp_path / "thefts.csv"
+    plain.write_text("\n".join(["time,longitude,latitude,amount", *rows]))
+    assert "etas" not in inspect(plain).command
+
+
+def test_codes_are_types_before_entities() -> None:
+    rng = np.random.default_rng(3)
+    table = {
+        "time": (1_714_521_600 + np.sort(rng.integers(0, 10**6, 300))).tolist(),
+        "host": rng.choice(["a", "b", "c"], 300).tolist(),
+        "status": rng.choice([404, 500], 300).tolist(),
+        "qty": rng.choice([1, 2], 300).tolist(),
+    }
+    notes = " ".join(inspect(table).reading.notes)
+    said = "'status' (2 values) or 'host' (3 values) could be types of events, for example with"
+    assert f"{said} --mark status" in notes
+
+
 def test_a_column_of_customers_is_told() -> None:
     stamps = [f"2025-01-06 08:{i:02d}:00" for i in range(40)]
     names = [f"c{i % 7}" for i in range(40)]

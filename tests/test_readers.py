@@ -346,6 +346,95 @@ def test_a_number_of_the_row_is_no_sequence_and_a_remark_no_mark() -> None:
     assert (len(read(repeated)), read(repeated).marks.names) == (2, ("w", "z"))
 
 
+def patients(values: list[str]) -> Columns:
+    """A log of admissions, one for each of these patients."""
+    return {"patient": values, "time": np.arange(len(values), dtype=np.float64).tolist()}
+
+
+def test_a_column_that_is_different_in_almost_every_row_groups_no_events() -> None:
+    log = patients([f"p{i}" for i in range(1500)])
+    found = read_with_notes(log)
+    assert len(found.data) == 1 and found.roles.sequence is None
+    assert (
+        "column 'patient' is different in almost every row, so it does not group events: pass "
+        "--sequence patient if each is an entity"
+    ) in found.notes
+    asked_for = read_with_notes(log, Asked(sequence="patient"))
+    assert len(asked_for.data) == 1500
+    assert "different in almost" not in " ".join(asked_for.notes)
+    few = patients([f"p{i}" for i in range(1500)] + ["p3", "p7", "p9"])
+    assert len(read_with_notes(few).data) == 1
+    short = patients([f"p{i}" for i in range(6)])
+    assert len(read_with_notes(short).data) == 6  # as few rows say nothing
+
+
+def test_the_next_column_that_groups_events_is_taken() -> None:
+    log = patients([f"p{i}" for i in range(60)]) | {"device": [f"d{i % 5}" for i in range(60)]}
+    found = read_with_notes(log)
+    assert found.roles.sequence == "device"
+
+
+def test_entities_with_few_events_each_are_grouped() -> None:
+    """Half of the customers bought once; the first thousand rows are of different customers."""
+    once = [f"c{i}" for i in range(1842)]
+    again = once[::2] + once[::8]
+    assert len(read_with_notes(patients(once + again)).data) == 1842
+    readmitted = [f"p{i}" for i in range(500)] + [f"p{i}" for i in range(0, 500, 12)]
+    assert len(read_with_notes(patients(readmitted)).data) == 500
+    one_often = [f"p{i}" for i in range(500)] + ["p3"] * 5
+    assert len(read_with_notes(patients(one_often)).data) == 500
+
+
+def test_a_table_of_entities_makes_each_row_an_entity() -> None:
+    """Patients with one admission at most, and those without any."""
+    log = patients([f"p{i}" for i in range(40)])
+    table = {"id": [f"p{i}" for i in range(50)]}
+    assert len(read_with_notes(log, Asked(entities=table, window=(0, 50))).data) == 50
+
+
+def test_numbers_with_decimal_commas_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "shop.csv"
+    path.write_text("time;customer;amount\n1;a;80,61\n2;b;1.020,5\n3;a;7\n4;b;1,234\n")
+    asked = Asked(window=(0, 5), event_features=("amount",))
+    found = read_with_notes(str(path), asked)
+    assert found.data.features is not None
+    assert found.data.features[:, 0].tolist() == [80.61, 1020.5, 7.0, 1.234]
+    assert "numbers of 'amount' are read with decimal commas" in found.notes
+    constant = {
+        "time": [1.0, 2.0, 3.0],
+        "user": ["a", "b", "a"],
+        "plan": ["2,5", "3,75", "2,5"],
+    }
+    of_users = read_with_notes(constant, Asked(window=(0, 5), sequence_covariates=("plan",))).data
+    assert of_users.context is not None and of_users.context.covariates is not None
+    assert of_users.context.covariates.values[:, 0].tolist() == [2.5, 3.75]
+
+
+@pytest.mark.parametrize(
+    ("amounts", "message"),
+    [
+        ("80,61 abc 7", "received {}: 'abc' at line 3. Convert it to numbers, or choose another"),
+        ("1,234 2 17", "received {}: '1,234' at line 2. Write all numbers with a decimal point"),
+        ("1,5 2 2.5", "received {}: '1,5' at line 2. Write all numbers with a decimal point"),
+    ],
+)
+def test_text_in_place_of_numbers_is_refused(tmp_path: Path, amounts: str, message: str) -> None:
+    path = tmp_path / "shop.csv"
+    rows = [f"{i};{amount}" for i, amount in enumerate(amounts.split())]
+    path.write_text("\n".join(["time;amount", *rows, ""]))
+    with pytest.raises(EventDataError) as refused:
+        read_with_notes(str(path), Asked(event_features=("amount",)))
+    expected = f"expected numbers in column 'amount'; {message.format(path)}"
+    assert str(refused.value).startswith(expected)
+
+
+def test_a_table_without_rows_is_said_to_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "empty.csv"
+    path.write_text("a,b\n")
+    with pytest.raises(EventDataError, match="at least one event.*without rows"):
+        read_with_notes(str(path))
+
+
 def test_roles_can_be_named_in_any_spelling_and_taken_away() -> None:
     rows: Columns = {"User ID": [1, 1, 2], "Seen At": [1.0, 2.0, 3.0], "Type": ["a", "b", "a"]}
     assert len(read(rows, time="seen_at", sequence="user id")) == 2

@@ -489,6 +489,15 @@ def _cuts(events: Dataset, words: list[str]) -> tuple[str | float, str | float]:
             f"--split-at {' '.join(words)}",
             "Type dates such as --split-at 2025-05-01 2025-06-01, or shares such as .8 .1 .1.",
         )
+    origin = None if events.context is None else events.context.origin
+    shared = origin is None or bool((origin == origin[0]).all())
+    if shared and low < high and (low <= first or high >= last):
+        span = f"from {_plain(events, first)} to {_plain(events, last)}"
+        raise UserError(
+            f"times to cut at inside the windows, {span}",
+            f"--split-at {' '.join(words)}",
+            "Choose times in between, or shares such as --split-at .8 .1 .1.",
+        )
     if dates is None:
         return low, high
     return dates.iso(low), dates.iso(high)

@@ -29,6 +29,10 @@ from fourpoint.events import SPLITS, EventDataError, MarkSpace
 
 MOST_TYPES = 1_000_000
 HISTORY = "history"  # a split: events that condition and are not scored
+# Numbers in text: with a decimal comma, with a comma that may separate thousands, with a point.
+COMMA_NUMBER = r"^[-+]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?$"
+MAYBE_THOUSANDS = r"^[-+]?[1-9]\d{0,2},\d{3}$"
+POINT_NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 EXACT = 2**53  # whole numbers up to this are floats
 
 
@@ -106,14 +110,24 @@ class Columns:
             )
         return False
 
-    def floats(self, name: str) -> NDArray[np.float64]:
-        """A column of finite numbers."""
+    def floats(
+        self,
+        name: str,
+        remedy: str = "Convert it to numbers, or choose another column.",
+    ) -> NDArray[np.float64]:
+        """A column of finite numbers, also of text with decimal commas; ``remedy`` is what to do
+        where it holds something else.
+        """
         kind = self.type(name)
         column = self.take(name)
         if pa.types.is_decimal(kind):
             column = column.cast(pa.float64())
+        elif is_words(kind):
+            numbers = decimal_commas(column)
+            if numbers is None:
+                raise self._no_number(name, column, remedy)
+            column = numbers
         elif not (pa.types.is_floating(kind) or pa.types.is_integer(kind)):
-            remedy = "Convert it to numbers in one unit, such as hours since a common start."
             raise self.error(f"numbers in column {name!r}", f"values of type {kind}", remedy)
         decoded = _decoded(column)
         values: NDArray[np.float64] = flat(decoded, np.float64)
@@ -134,6 +148,26 @@ class Columns:
                     "Remove or correct the row.",
                 )
         return values
+
+    def _no_number(self, name: str, column: pa.ChunkedArray, plain: str) -> EventDataError:
+        """The error for words in place of numbers, with the first of them, or the first number with
+        a comma where all are numbers, and with the ``plain`` remedy.
+        """
+        remedy = plain
+        words = _decoded(column)
+        point = pc.match_substring_regex(words, POINT_NUMBER)
+        comma = pc.match_substring_regex(pc.utf8_trim_whitespace(words), COMMA_NUMBER)
+        row = int(pc.index(pc.or_(point, comma), False).as_py())
+        if row < 0:
+            row = int(pc.index(point, False).as_py())
+            remedy = (
+                "Write all numbers with a decimal point and without separators of thousands, or "
+                "choose another column."
+            )
+        if row < 0:
+            return self.error(f"numbers in column {name!r}", f"values of type {words.type}", plain)
+        value = words[row].as_py()
+        return self.fault(name, "numbers", row, value, remedy)
 
     def _check_exact(self, name: str, column: pa.ChunkedArray, values: NDArray[np.float64]) -> None:
         """Refuse whole numbers that are no floats: neighbours would become one number, and their
@@ -241,6 +275,25 @@ def is_words(kind: pa.DataType) -> bool:
         test(kind)
         for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
     )
+
+
+def decimal_commas(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Words such as "80,61" or "1.080,61" as numbers, if all of them have this form and at least
+    one cannot have a comma between thousands, as "1,234" may; else None. Nulls stay.
+
+    >>> decimal_commas(pa.chunked_array([["80,61", None, "1.080,5", "7"]])).to_pylist()
+    [80.61, None, 1080.5, 7.0]
+    >>> decimal_commas(pa.chunked_array([["1,234", "7"]])) is None
+    True
+    """
+    words = pc.utf8_trim_whitespace(_decoded(column).cast(pa.string()))
+    if not pc.all(pc.match_substring_regex(words, COMMA_NUMBER)).as_py():
+        return None
+    with_comma = words.filter(pc.match_substring(words, ","))
+    if pc.all(pc.match_substring_regex(with_comma, MAYBE_THOUSANDS)).as_py() is not False:
+        return None
+    without = pc.replace_substring(words, ".", "")
+    return pc.replace_substring(without, ",", ".").cast(pa.float64())
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

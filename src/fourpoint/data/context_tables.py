@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from fourpoint.data.clocks import Clock, read_clock
-from fourpoint.data.columns import Columns, is_words, open_columns, value_type
+from fourpoint.data.columns import Columns, decimal_commas, is_words, open_columns, value_type
 from fourpoint.data.opened import flat
 from fourpoint.data.roles import guess_time, plain_name
 from fourpoint.data.tables import open_table
@@ -153,6 +153,7 @@ def encode(
     groups: Integers | None = None,
 ) -> tuple[list[str], Floats, tuple[str, ...]]:
     """A column as numbers (rows, K), with the names of the K columns and the levels of words.
+    Words that are all numbers with decimal commas are numbers, unless ``levels`` are known.
 
     ``groups`` numbers the rows by sequence: a previous value is taken from the same one.
     """
@@ -169,6 +170,11 @@ def encode(
     if pa.types.is_boolean(kind):
         column = column.cast(pa.int8())
         kind = pa.int8()
+    if is_words(kind) and levels is None:
+        numbers = decimal_commas(_blank_as_null(column))
+        if numbers is not None:
+            column = numbers
+            kind = pa.float64()
     if is_words(kind):
         return _indicators(columns, name, column, levels, missing, impute, groups)
     if not (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
@@ -250,6 +256,13 @@ def _missing(column: pa.ChunkedArray) -> NDArray[np.bool_]:
         blank = pc.equal(text, "").fill_null(True)
         missing = missing | _as_bool(blank)
     return missing
+
+
+def _blank_as_null(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Words with null in place of empty ones."""
+    words = _decoded(column).cast(pa.string())
+    blank = pc.equal(pc.utf8_trim_whitespace(words), "")
+    return pc.if_else(blank, pa.scalar(None, pa.string()), words)
 
 
 def _as_bool(column: pa.ChunkedArray) -> NDArray[np.bool_]:

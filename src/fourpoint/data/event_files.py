@@ -575,7 +575,9 @@ class _Scanning:
         self.store = store
         first = store.opened(0, min(store.rows, HEAD), store.paths[0])
         whole = replace(first, schema=store.schema)
-        self.roles = choose_roles(whole, asked.time, asked.mark, asked.sequence, asked.place)
+        self.roles = choose_roles(
+            whole, asked.time, asked.mark, asked.sequence, asked.place, complete=False
+        )
         if parts_of(store.schema.names, self.roles.time) is not None:
             raise UserError(
                 "one column of times, for files that are read chunk by chunk",

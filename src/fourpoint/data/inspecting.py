@@ -68,6 +68,11 @@ ENTITIES_TEXT = """
     node site sensor station vehicle post thread case employee student household
 """
 ENTITIES = ENTITIES_TEXT.split()
+# Columns of whole numbers that are codes of types, not amounts.
+CODES = (
+    "status status_code code response_code return_code error_code severity level priority state "
+    "category_code type_code"
+).split()
 
 
 @dataclass(frozen=True)
@@ -241,7 +246,7 @@ def inspect(source: object, asked: Asked = GUESS) -> Inspection:
         reading=reading,
         over_time=_over_time(reading),
         gaps=_gap_histogram(data.gaps[data.gaps > 0], data.unit),
-        command=_command(source, reading, _options(asked)),
+        command=_command(source, reading, _options(asked), _magnitude(source, reading)),
         kind=kind_of(data, roles.calendar or cut, roles.sequence is not None),
     )
 
@@ -308,7 +313,8 @@ def _remarks(source: object, reading: Reading) -> list[str]:
         found += _unused_times(roles.time, names, held)
     if roles.sequence is None and roles.calendar is None:
         for name in names:
-            found += _of_entities(name, held[name])
+            if name not in roles.unshared:
+                found += _of_entities(name, held[name])
     constant: list[str] = []
     if roles.sequence is not None:
         constant = _constant_columns(roles.sequence, names, held)
@@ -393,23 +399,41 @@ def _suspicious_copies(reading: Reading, held: Mapping[str, pa.ChunkedArray]) ->
 
 
 def _possible_types(names: list[str], held: Mapping[str, pa.ChunkedArray]) -> list[str]:
-    """That columns with few words could be the types of events."""
+    """That columns with few words, or few codes such as an HTTP status, could be the types of
+    events; those that are called like entities come last.
+    """
     few = []
     for name in names:
         column = held[name]
-        if not pa.types.is_string(column.type):
+        code = pa.types.is_integer(column.type) and plain_name(name) in CODES
+        if not (code or pa.types.is_string(column.type)):
             continue
         count = len(column.unique())
         if 2 <= count <= MOST_TYPES and count * FEWEST_OF_TYPE <= len(column):
             few.append((name, count))
     if not few:
         return []
+    few.sort(key=lambda found: _is_entity(found[0]))
     some = [f"{name!r} ({count} values)" for name, count in few[:3]]
     listed = some[-1]
     if len(some) > 1:
         listed = f"{', '.join(some[:-1])} or {listed}"
     option = f"--mark {shlex.quote(few[0][0])}"
     return [f"{listed} could be types of events, for example with {option}"]
+
+
+def _magnitude(source: object, reading: Reading) -> str | None:
+    """The column of magnitudes of a catalogue of earthquakes, which has places and no types."""
+    roles = reading.roles
+    described = roles.mark or roles.sequence or roles.own or not roles.places
+    if described or not isinstance(source, str | os.PathLike):
+        return None
+    schema = open_table(source).schema
+    for field in schema:
+        number = pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
+        if number and plain_name(field.name) in MAGNITUDES:
+            return str(field.name)
+    return None
 
 
 def _constant_columns(
@@ -573,8 +597,12 @@ def _gap_histogram(gaps: NDArray[np.float64], unit: str) -> Histogram | None:
     return Histogram(counts, edges, first, last)
 
 
-def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
-    """What to type next: the roles spelled out, so that they are there to be changed."""
+def _command(
+    source: object, reading: Reading, options: dict[str, Any], magnitude: str | None
+) -> str:
+    """What to type next: the roles spelled out, so that they are there to be changed. A catalogue
+    with a ``magnitude`` is fitted with a model of aftershocks.
+    """
     roles = reading.roles
     named: dict[str, Any] = {}
     if not roles.own:
@@ -583,6 +611,8 @@ def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
         if roles.places:
             named["place"] = roles.places
         named["sequence"] = roles.calendar or roles.sequence or NONE
+    if magnitude is not None:
+        named["event_features"] = magnitude
     named |= options
     if not isinstance(source, str | os.PathLike):
         arguments = ["source"]
@@ -601,6 +631,8 @@ def _command(source: object, reading: Reading, options: dict[str, Any]) -> str:
             words += [option, *map(str, values)]
     if reading.moved:
         words.append("--sort")
+    if magnitude is not None:
+        words += ["--model", "etas"]
     words += ["--time-budget", str(BUDGET), "-o", "model"]
     return shlex.join(words)
 

@@ -124,7 +124,9 @@ def lay_numbers(
     """Sequences whose times are numbers in the user's unit; ``known`` are the windows in the
     metadata of our own file, ``edges`` those of each sequence.
     """
-    times = columns.floats(roles.time)
+    times = columns.floats(
+        roles.time, "Convert it to numbers in one unit, such as hours since a common start."
+    )
     rows, moved = group(numbered, len(ids), times if sort else None)
     times = rows.arrange(times)
     layout = partial(Layout, ids, rows, times, moved=moved)

@@ -24,6 +24,7 @@ import pyarrow as pa
 from fourpoint.data.clocks import Clock, check_zone, read_clock
 from fourpoint.data.columns import (
     Columns,
+    decimal_commas,
     give_back,
     is_words,
     open_columns,
@@ -289,7 +290,14 @@ def read_with_notes(source: object, asked: Asked = GUESS) -> Reading:
     table = open_table(source)
     try:
         sequence = asked.sequence or ids_in_common(table, asked.entities)
-        roles = choose_roles(table, asked.time, asked.mark, sequence, asked.place)
+        roles = choose_roles(
+            table,
+            asked.time,
+            asked.mark,
+            sequence,
+            asked.place,
+            complete=asked.entities is None,
+        )
     except FAULTS_OF_FILES as error:
         raise _damaged(table, error) from error
     return read_opened(table, roles, asked)
@@ -382,6 +390,11 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     # A column may have a role of its own as well, such as a magnitude that is also a place.
     twice = [name for name in (*constant, *features) if name in columns.held]
     extras = Columns(table, {name: columns.held[name] for name in twice}, len(columns))
+    with_commas = [
+        name
+        for name in twice
+        if is_words(extras.type(name)) and decimal_commas(extras.held[name]) is not None
+    ]
     known = stored_windows(columns) if roles.own else None
     if not len(columns) and known is None:
         raise columns.error(
@@ -417,6 +430,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
     if by_time is not None:
         context, log = _cut_by_time(by_time, context, log)
     feature_names = tuple(name.removeprefix(FEATURE) for name in features)
+    of_features = _features(extras, features, layout)
     try:
         data = Dataset(
             layout.times,
@@ -433,7 +447,7 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
             places=None if places is None else layout.group.arrange(places),
             log=_with_names(log, context, feature_names),
             context=context,
-            features=_features(extras, features, layout),
+            features=of_features,
             feature_names=feature_names,
         )
     except EventDataError as error:
@@ -449,8 +463,13 @@ def _read(table: Table, roles: Roles, asked: Asked) -> Reading:
         data = data if asked.ties == "keep" else data.with_ties(asked.ties)
     except EventDataError as error:
         raise _placed(columns, roles, layout, error) from None
-    notes: list[str] = [] if roles.own or not roles.guessed else [roles.line()]
+    notes: list[str] = []
+    if roles.guessed and not roles.own:
+        notes = [roles.line(), *roles.unshared_lines()]
     notes += [*(clock.notes if clock else ()), *layout.notes, *of_places, *of_tables]
+    if with_commas:
+        listed_names = " and ".join(map(repr, with_commas))
+        notes.append(f"numbers of {listed_names} are read with decimal commas")
     if roles.maybe_places:
         options = " ".join(
             f"--place {name!r}" if " " in name else f"--place {name}" for name in roles.maybe_places

@@ -9,6 +9,7 @@ from what the first rows hold; a guess is reported by :meth:`Roles.line`. A file
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence as Ordered
 from dataclasses import dataclass
@@ -62,6 +63,11 @@ SEQUENCE_NAME = re.compile(r"^id$|_id$")
 # with one value in each sequence is taken for a property of the sequences.
 DESCRIBED = 5
 REPEATS = 20
+# A column groups events if a twentieth of its rows repeat a value, or one value comes back often;
+# fewer rows than the least say nothing.
+LEAST_ROWS = 20
+LEAST_SHARED = 1 / 20
+SOME_EVENTS = 3
 
 
 @dataclass(frozen=True)
@@ -81,6 +87,7 @@ class Roles:
     others: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     maybe_places: tuple[str, ...] = ()  # columns that look like a place and were not asked for
+    unshared: tuple[str, ...] = ()  # columns called like sequences whose values do not come back
 
     def columns(self) -> list[str]:
         """All columns that have to be read."""
@@ -119,6 +126,14 @@ class Roles:
             rivals = f"; other times are {', '.join(map(repr, self.others))}"
         return f"columns: {', '.join(parts)} (guessed; {options} to choose{rivals})"
 
+    def unshared_lines(self) -> list[str]:
+        """Why columns that are called like sequences were not taken for the sequence."""
+        return [
+            f"column {name!r} is different in almost every row, so it does not group events: pass "
+            f"--sequence {shlex.quote(name)} if each is an entity"
+            for name in self.unshared
+        ]
+
 
 def choose_roles(
     table: Table,
@@ -126,13 +141,17 @@ def choose_roles(
     mark: str | None = None,
     sequence: str | None = None,
     place: Place | None = None,
+    *,
+    complete: bool = True,
 ) -> Roles:
     """Give each role a column of ``table``: the one named, or the best guess.
 
     ``mark`` and ``sequence`` may be "none"; ``sequence`` may be "hour", "day" or "week" for
     calendar windows. ``place`` names columns of numbers and is never guessed; "none" leaves out
-    even those of our own files. Fails with :class:`EventDataError` where no column can be the time,
-    or a named one is missing.
+    even those of our own files. A column that is different in almost every row is not guessed to
+    be the sequence; that is not asked of a ``table`` that is not ``complete``, since it may be the
+    beginning of one in which values come back later. Fails with :class:`EventDataError` where no
+    column can be the time, or a named one is missing.
 
     >>> from fourpoint.data.tables import open_table
     >>> roles = choose_roles(
@@ -150,14 +169,15 @@ def choose_roles(
     names = table.schema.names
     if {"seq_id", "t"} <= set(names) and time is None and mark is None and sequence is None:
         return _own(table, names, place)
-    guess = _Guess(table)
+    guess = _Guess(table, complete=complete)
     chosen_time = guess.time() if time is None else _named(table, time, "time")
     places = tuple(_named(table, name, "place") for name in place_names(place))
     joined = parts_of(names, chosen_time) or ()
     taken = {chosen_time, *joined, *places}
     calendar = _calendar(sequence, guess, chosen_time)
+    unshared: tuple[str, ...] = ()
     if sequence is None:
-        chosen_sequence = guess.sequence(taken)
+        chosen_sequence, unshared = guess.sequence(taken)
     else:
         chosen_sequence = (
             None if calendar or _is_none(sequence, names) else _named(table, sequence, "sequence")
@@ -196,6 +216,7 @@ def choose_roles(
         others,
         places,
         maybe,
+        unshared,
     )
     _check_once(table, [*roles.columns(), *joined])
     _check_different(table, roles)
@@ -323,8 +344,9 @@ def plain_name(name: str) -> str:
 class _Guess:
     """Guesses over one table; its first rows are read once, when they are first needed."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, *, complete: bool = True) -> None:
         self.table = table
+        self.complete = complete
         self.names = table.schema.names
         self.counts = Counter(self.names)
         self.types = dict(
@@ -387,6 +409,12 @@ class _Guess:
         ]
         if found and looks_like_time(found[0]):
             raise self._no_header(found[0])
+        if not found and not self.table.load(self.names[:1]).num_rows:
+            raise self.table.error(
+                "at least one event",
+                "a table without rows",
+                "Check the query or program that wrote the file.",
+            )
         if not found:
             value = next((name for name in self.names if VALUE.fullmatch(name)), None)
             if value is not None:
@@ -441,9 +469,9 @@ class _Guess:
                 found.append(name)
         return tuple(found[:3])
 
-    def sequence(self, taken: set[str]) -> str | None:
-        """The column that says which sequence a row belongs to. A number that each row has for
-        itself is none.
+    def sequence(self, taken: set[str]) -> tuple[str | None, tuple[str, ...]]:
+        """The column that says which sequence a row belongs to, and those that are called so but
+        do not group events. A number that each row has for itself is none.
         """
         usable = [name for name in self.names if name not in taken and self._is_label(name)]
         strong = [name for word in SEQUENCES for name in usable if self.plain[name] == word]
@@ -452,7 +480,23 @@ class _Guess:
             for name in usable
             if SEQUENCE_NAME.search(self.plain[name]) and self._repeats(name)
         ]
-        return next(iter(strong + weak), None)
+        unshared: list[str] = []
+        for name in strong + weak:
+            if self._groups(name):
+                return name, tuple(unshared)
+            unshared.append(name)
+        return None, tuple(unshared)
+
+    def _groups(self, name: str) -> bool:
+        """Whether rows share values of a column. The first rows of a long log may come from
+        different sequences each, so that all rows are looked at before it is denied.
+        """
+        if self.counts[name] > 1 or not self.complete:
+            return True
+        rows = self.head(name)
+        if len(rows) < LEAST_ROWS or _shares_values(rows):
+            return True
+        return _shares_values(self.table.load([name])[name].drop_null())
 
     def mark(self, taken: set[str], sequence: str | None = None) -> str | None:
         """The column of types. Text that is different in every row is none, and neither is a
@@ -540,6 +584,20 @@ class _Guess:
             return True
         distinct = len(pc.unique(rows))
         return 2 * distinct <= len(rows) + 1
+
+
+def _shares_values(column: pa.ChunkedArray) -> bool:
+    """Whether a twentieth of the rows repeat a value, or one value comes back often.
+
+    >>> _shares_values(pa.chunked_array([list(range(100))]))
+    False
+    >>> _shares_values(pa.chunked_array([[*range(95), 1, 2, 3, 4, 5]]))
+    True
+    """
+    sizes = np.bincount(_codes(column))
+    repeated = len(column) - len(sizes)
+    often = int(sizes.max(initial=0)) > SOME_EVENTS
+    return often or repeated >= LEAST_SHARED * len(column)
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:

@@ -56,6 +56,8 @@ SHORT |= {
     "d": "days",
     "w": "weeks",
 }
+UNEQUAL = {"months": 30, "mos": 30, "mons": 30, "quarters": 91}  # about, in days
+UNEQUAL |= {"years": 365, "yrs": 365, "ys": 365}
 Moment = float | str | dt.date  # a time as users write it: a number, text, a date or a datetime
 Floats = NDArray[np.float64]
 EPOCH = dt.datetime(1970, 1, 1)
@@ -77,6 +79,13 @@ def unit_named(text: str) -> str:
     unit = SHORT.get(word, plural)
     if unit in SECONDS:
         return unit
+    if unit in UNEQUAL:
+        days = UNEQUAL[unit]
+        raise UserError(
+            f"a unit of time of fixed length: {', '.join(SECONDS)}",
+            f"{text!r}, which is not",
+            f"Give the days, for example {days}d, or weeks (w).",
+        )
     near = get_close_matches(unit, SECONDS, n=1)
     raise UserError(
         f"a unit of time: {', '.join(SECONDS)}",

@@ -650,8 +650,8 @@ class Dataset:
                     said = [shown(self.dates(0), cut) for cut in cuts[0].tolist()]
                 raise EventDataError(
                     f"times to cut at inside the windows, {self._span()}",
-                    f"{', '.join(said)}, with no sequence in part {len(parts) + 1}",
-                    "Choose other times.",
+                    f"{' and '.join(said)}, so that nothing was observed in part {len(parts) + 1}",
+                    "Choose times in between.",
                 )
             parts.append(part)
         return tuple(parts)

@@ -13,6 +13,7 @@ formula: counts per window and the expected rate are means and intervals over ex
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ DATE = len("2025-06-03 ")
 SHOWN = 8  # types in a row of the printed table
 BAND = 256  # paths whose rates make the band
 CHUNK = 64  # of those computed at once
+LATER = 100  # paths up to a later beginning, over which the law of the next event is a mean
+POOLED = 128  # quantiles of the law of each of them
 MEMBERS = 25  # draws of parameters from which paths are drawn
 
 
@@ -413,6 +416,7 @@ def forecast(
     found = forecast_from(
         *(model, here, past, earlier, now, length, paths, seed, edges, progress),
         calibration=model.calibration,
+        after=begin if begin > now else None,
     )
     if uncertainty is None:
         return found
@@ -481,13 +485,15 @@ def forecast_from(
     windows: int | Floats = 4,
     progress: bool = False,
     calibration: Calibration | None = None,
+    after: float | None = None,
 ) -> Forecast:
     """As :func:`forecast`, from ``now`` and the model's history ``here`` of one row: what a stream
     has.
 
     ``past`` are the events that a picture shows, and ``earlier`` times and total rates before now;
     a model that cannot go on from a history needs all of its events in ``past``. Events are counted
-    in ``windows`` equal parts of the horizon, or between the times that ``windows`` holds.
+    in ``windows`` equal parts of the horizon, or between the times that ``windows`` holds. The
+    next event is the first one ``after`` a time later than ``now``, if one is given.
     """
     parts = windows if isinstance(windows, int) else len(windows) - 1
     _check(horizon, paths, parts)
@@ -499,21 +505,26 @@ def forecast_from(
         notes += carried_forward(past, end)
         if begin > now:
             notes.append(simulated_until(past.dates, now, begin))
+        limit = path_limit(len(past), now - past.start, end - now)
+        drawn = _futures(model, here, now, end, paths, seed, progress, limit)
         try:
-            law, following = _next_event(model, here, now, horizon, calibration)
+            if after is None:
+                following = _next_event(model, here, now, horizon, calibration)
+            else:
+                following = _next_event_from(model, here, past, drawn.data, after, end - after)
         except Unconverged as error:
             raise UserError(
                 "a rate that can be integrated", str(error).rstrip("."), "Fit the model again."
             ) from error
-        never = float(law.never[0])
-        if never > 1e-6:
-            notes.append(f"with probability {never:.3g} no further event comes")
-        limit = path_limit(len(past), now - past.start, end - now)
-        drawn = _futures(model, here, now, end, paths, seed, progress, limit)
+        if following.never > 1e-6:
+            notes.append(f"with probability {following.never:.3g} no further event comes")
         band = _band(model, here, past, drawn.data, now, end, progress)
     levels = _count_levels(calibration, now, float(horizon), edges)
     if calibration is not None:
-        notes.append(_calibrated(calibration, levels is not None))
+        if after is not None:
+            notes.append("intervals are not calibrated, since events are known until earlier")
+        else:
+            notes.append(_calibrated(calibration, levels is not None))
     past_times, past_rate = earlier
     return Forecast(
         at=now,
@@ -661,21 +672,9 @@ def _next_event(
     now: float,
     horizon: float,
     calibration: Calibration | None = None,
-) -> tuple[Law, NextEvent]:
+) -> NextEvent:
     start = torch.tensor([now], dtype=torch.float64)
-
-    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
-        return exposed_rates(here, times, last_rates(model, here, times))
-
-    rate = rates(start[:, None]).sum((1, 2)).to(start.dtype)
-    typical = 0.25 / rate.clamp(min=torch.finfo(start.dtype).tiny)
-    law = next_event_law(
-        rates,
-        start,
-        torch.minimum(typical, start.new_tensor(horizon / 64)),
-        longest=longest_panel(model, here, start),
-        shortest=model.shortest_time(here),
-    )
+    law, rates = _law_of_next(model, here, start, horizon)
     median, far = law.quantiles([0.5, FAR])[0].tolist()
     if not np.isfinite(far):
         far = now + horizon
@@ -688,7 +687,7 @@ def _next_event(
     density = rates(grid).double() * survival[..., None]
     times = grid[0].numpy()
     by_mark = density[0]
-    return law, NextEvent(
+    return NextEvent(
         mean=float(law.mean()[0]),
         median=median,
         quantiles=dict(zip(LEVELS, quantiles, strict=True)),
@@ -697,6 +696,84 @@ def _next_event(
         marks=law.marks()[0].numpy(),
         never=float(law.never[0]),
         regions=_regions(law, times, by_mark.numpy(), calibration),
+    )
+
+
+def _law_of_next(
+    model: PointProcess, history: History, start: Float[Tensor, " B"], horizon: float
+) -> tuple[Law, Callable[[Float[Tensor, "B Q"]], Float[Tensor, "B Q M"]]]:
+    """The law of the next event after ``start`` of every row, and its rate while none comes."""
+
+    def rates(times: Float[Tensor, "B Q"]) -> Float[Tensor, "B Q M"]:
+        return exposed_rates(history, times, last_rates(model, history, times))
+
+    rate = rates(start[:, None]).sum((1, 2)).to(start.dtype)
+    typical = 0.25 / rate.clamp(min=torch.finfo(start.dtype).tiny)
+    law = next_event_law(
+        rates,
+        start,
+        torch.minimum(typical, start.new_tensor(horizon / 64)),
+        longest=longest_panel(model, history, start),
+        shortest=model.shortest_time(history),
+    )
+    return law, rates
+
+
+def _next_event_from(
+    model: PointProcess,
+    here: History,
+    past: Sequence,
+    paths: Dataset,
+    begin: float,
+    horizon: float,
+) -> NextEvent:
+    """The next event after ``begin``, where events are known until earlier: the mean of its laws
+    after simulated ``paths`` up to there.
+    """
+    until = paths[:LATER].between(None, begin)
+    rows = np.arange(len(until))
+    history = follow(model, here, past, until, rows)
+    law, rates = _law_of_next(model, history, torch.full((len(until),), begin).double(), horizon)
+    shares = (np.arange(POOLED) + 0.5) / POOLED
+    pooled = np.sort(law.quantiles(shares.tolist()).numpy().ravel())
+
+    def quantile(level: float) -> float:
+        place = round(level * len(pooled) - 0.5)
+        return float(pooled[min(max(place, 0), len(pooled) - 1)])
+
+    far = quantile(FAR)
+    if not np.isfinite(far):
+        far = begin + horizon
+    likely = [quantile(level) for level in np.linspace(0, FAR, GRID // 2 + 1)[1:].tolist()]
+    even = np.linspace(begin, far, GRID // 2)
+    times = np.unique(np.concatenate([even, np.minimum(likely, far)]))
+    grid = torch.from_numpy(times).expand(len(until), -1)
+    survival = torch.exp(-law.integral_at(grid))
+    by_mark = (rates(grid).double() * survival[..., None]).mean(0).numpy()
+    density = by_mark.sum(-1)
+    weights = torch.from_numpy(np.gradient(times))
+    threshold = density_threshold(torch.from_numpy(density), weights, REGION)
+    of_pairs = torch.from_numpy(by_mark)
+    joint_weights = weights[:, None].expand_as(of_pairs)
+    joint_threshold = density_threshold(of_pairs.flatten(), joint_weights.flatten(), REGION)
+    tail = (1 - REGION) / 2
+    comes = 1 - law.never
+    marks = (law.marks() * comes[:, None]).sum(0) / comes.sum()
+    return NextEvent(
+        mean=float(law.mean().mean()),
+        median=quantile(0.5),
+        quantiles={level: quantile(level) for level in LEVELS},
+        times=times,
+        density=density,
+        marks=marks.numpy(),
+        never=float(law.never.mean()),
+        regions=Regions(
+            before=quantile(REGION),
+            central=(quantile(tail), quantile(1 - tail)),
+            shortest=intervals_above(times, density, threshold),
+            pairs=[intervals_above(times, own, joint_threshold) for own in by_mark.T],
+            calibrated=False,
+        ),
     )
 
 

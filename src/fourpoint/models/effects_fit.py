@@ -18,6 +18,7 @@ Standard errors are from the inverse of the penalised information.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -383,40 +384,54 @@ def integral_nodes(
     left, right, factor, owner = exposed_segments(data)
     if multiple is not None:
         factor = factor * multiple[owner]
-    group = _alike(data) if shared else np.arange(len(data))
+    group = alike(data) if shared else np.arange(len(data))
     times, weights, rows = [], [], []
-    x, w = (part.numpy() for part in gauss_legendre(NODES))
-    # Segments of the sequences of a group are added up before nodes are placed.
-    group_of = group[owner]
-    order = np.argsort(group_of, kind="stable")
-    bounds = np.searchsorted(group_of[order], np.arange(group.max(initial=0) + 2))
-    for g in range(len(bounds) - 1):
-        own = order[bounds[g] : bounds[g + 1]]
-        if not len(own):
-            continue
+    for own in by_group(group[owner]):
         row = int(owner[own[0]])
         begins = left[own]
         ends = right[own]
-        factors = factor[own]
-        cuts = _fit_cuts(effects, context, row, float(begins.min()), float(ends.max()))
-        edges = np.unique(np.concatenate([begins, ends, cuts]))
-        change = np.zeros(len(edges))
-        np.add.at(change, np.searchsorted(edges, begins), factors)
-        np.add.at(change, np.searchsorted(edges, ends), -factors)
-        level = np.cumsum(change)[:-1]
-        full = level > 1e-9 * max(1e-300, float(factors.max()))
-        start = edges[:-1][full]
-        width = np.diff(edges)[full]
-        nodes = start[:, None] + width[:, None] * x
-        mass = (level[full] * width)[:, None] * w
-        times.append(nodes.ravel())
-        weights.append(mass.ravel())
+        cuts = fit_cuts(effects, context, row, float(begins.min()), float(ends.max()))
+        nodes, mass = nodes_of_group(begins, ends, factor[own], cuts)
+        times.append(nodes)
+        weights.append(mass)
         rows.append(np.full(nodes.size, row))
     return _thinned(
         np.concatenate(times),
         np.concatenate(weights),
         np.concatenate(rows),
     )
+
+
+def by_group(group: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """The places of the members of every group."""
+    order = np.argsort(group, kind="stable")
+    bounds = np.searchsorted(group[order], np.arange(group.max(initial=0) + 2))
+    for first, last in itertools.pairwise(bounds.tolist()):
+        if last > first:
+            yield order[first:last]
+
+
+def nodes_of_group(
+    begins: Float[ndarray, " S"],
+    ends: Float[ndarray, " S"],
+    factors: Float[ndarray, " S"],
+    cuts: Float[ndarray, " J"],
+) -> tuple[Float[ndarray, " Q"], Float[ndarray, " Q"]]:
+    """Nodes of a Gauss rule between ``cuts`` and ends of segments, and weights that are the sum of
+    those of all segments: their factors are added up before nodes are placed.
+    """
+    x, w = (part.numpy() for part in gauss_legendre(NODES))
+    edges = np.unique(np.concatenate([begins, ends, cuts]))
+    change = np.zeros(len(edges))
+    np.add.at(change, np.searchsorted(edges, begins), factors)
+    np.add.at(change, np.searchsorted(edges, ends), -factors)
+    level = np.cumsum(change)[:-1]
+    full = level > 1e-9 * max(1e-300, float(factors.max()))
+    start = edges[:-1][full]
+    width = np.diff(edges)[full]
+    nodes = start[:, None] + width[:, None] * x
+    mass = (level[full] * width)[:, None] * w
+    return nodes.ravel(), mass.ravel()
 
 
 def exposed_segments(
@@ -452,7 +467,7 @@ def _scored_starts(data: Dataset) -> Float[ndarray, " S"]:
     return np.maximum(data.starts, data.context.scored_from)
 
 
-def _alike(data: Dataset) -> NDArray[np.int64]:
+def alike(data: Dataset) -> NDArray[np.int64]:
     """A number for each sequence, the same for those with the same origin and covariates."""
     context = data.context
     found = np.zeros(len(data), dtype=np.int64)
@@ -474,13 +489,14 @@ def _alike(data: Dataset) -> NDArray[np.int64]:
     return found
 
 
-def _fit_cuts(
+def fit_cuts(
     effects: Effects,
     context: Context | None,
     row: int,
     low: float,
     high: float,
 ) -> Float[ndarray, " J"]:
+    """Cuts of the integral of a fit over one sequence, inside (low, high)."""
     if context is None:
         return np.zeros(0)
     own = context.batch(np.array([row]))

@@ -29,13 +29,12 @@ from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fourpoint.events import Batch, BatchContext, Context, Dataset, MarkSpace, UserError
+from fourpoint.events import Batch, BatchContext, Dataset, MarkSpace, UserError
 from fourpoint.kernels.path_terms import CountLaw, Wanted
 from fourpoint.models.base import PointProcess, space_without_places, which_happened
 from fourpoint.models.effects import Effects, EffectsSpec, RateRatio
 from fourpoint.models.effects_fit import (
     NORMAL,
-    PIECE,
     EffectsFit,
     fit_effects,
     penalty_of,
@@ -45,10 +44,9 @@ from fourpoint.models.effects_fit import (
 )
 from fourpoint.models.path_counts import poisson_counts, poisson_law
 from fourpoint.models.positions import Positions, counts, last_time
+from fourpoint.models.time_integrals import integrals_between, share_one_rate
 from fourpoint.models.time_pieces import constant_cubics
-from fourpoint.ops.quadrature import gauss_legendre
 
-NODES = 12  # of the integral of the rate between neighbouring cuts
 ROUNDS, ENOUGH = 25, 1e-4  # of EM, and the change of log a and of log rates that ends it
 MISSED = 10.0  # sequences without events that are expected, from which their absence is told
 LOWEST, HIGHEST = -7.0, 9.0  # of log a
@@ -210,7 +208,7 @@ class Frailty(PointProcess[FrailtyHistory]):
     def _expected(self, data: Dataset) -> Float[ndarray, " S"]:
         """Lambda of every sequence over its whole window."""
         whole = data.context
-        if whole is not None and _share_one_rate(whole):
+        if whole is not None and share_one_rate(whole):
             # The rate of the population is integrated once for all sequences.
             start = torch.from_numpy(data.starts[None].copy())
             stop = torch.from_numpy(data.stops[None].copy())
@@ -373,44 +371,7 @@ class Frailty(PointProcess[FrailtyHistory]):
         if (self.effects is None and exposure is None) or not a.shape[1]:
             each = (b - a)[..., None] * self.log_rate.exp()
             return each.sum(-1), each
-        edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
-        low = edges.amin(1)
-        high = edges.amax(1)
-        parts = [edges]
-        if self.effects is not None:
-            parts.append(self.effects.cuts(low, high, context, PIECE))
-        if exposure is not None:
-            parts.append(exposure.times)
-        grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None])
-        grid = grid.sort(1).values
-        width = grid.diff(dim=1)
-        x, weights = (part.to(grid) for part in gauss_legendre(NODES))
-        nodes = grid[:, :-1, None] + width[..., None] * x
-        rates = self._log_population(nodes, context).exp()
-        each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
-        total = each.sum(-1)
-        if exposure is not None:
-            middle = grid[:, :-1] + width / 2
-            total = total * exposure.at(middle)[..., 0]
-        passed = nn.functional.pad(total.cumsum(1), (1, 0))
-        passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
-        left = torch.searchsorted(grid, a.contiguous())
-        right = torch.searchsorted(grid, b.contiguous())
-        left_each = left[..., None].expand(-1, -1, self.marks.count)
-        right_each = right[..., None].expand(-1, -1, self.marks.count)
-        return (
-            passed.gather(1, right) - passed.gather(1, left),
-            passed_each.gather(1, right_each) - passed_each.gather(1, left_each),
-        )
-
-
-def _share_one_rate(context: Context) -> bool:
-    """Whether the rate of the population is the same function of time for all sequences: they have
-    one origin, and neither covariates nor an exposure.
-    """
-    if context.origin is None or context.covariates is not None or context.exposure is not None:
-        return False
-    return bool((context.origin == context.origin[0]).all())
+        return integrals_between(self._log_population, self.effects, a, b, context)
 
 
 def _at(

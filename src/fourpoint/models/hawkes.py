@@ -30,11 +30,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fourpoint.events import Batch, Dataset, MarkSpace, UserError
+from fourpoint.events.dates import SECONDS, suiting_unit
 from fourpoint.kernels.path_terms import Wanted
 from fourpoint.memory import require_memory
 from fourpoint.models.base import (
     History,
     PointProcess,
+    ScoredGaps,
     exposed_pieces,
     log_exposure,
     position_before,
@@ -47,6 +49,7 @@ from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.hawkes_fit import Estimate, estimate
 from fourpoint.models.path_counts import Factors, factors_of, hawkes_counts, hawkes_events
 from fourpoint.models.poisson import mean_rates
+from fourpoint.models.time_integrals import scored_together
 from fourpoint.models.time_pieces import Cubics, baseline_cubics
 from fourpoint.ops.attention import scan
 from fourpoint.ops.profiles import Profile
@@ -305,7 +308,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         self._keep_errors(found.errors)
         self._keep_profiles(found.profiles)
         radius = _radius(found.branching.sum(0))
-        notes = [_in_a_line(found, radius), *found.notes]
+        notes = [_in_a_line(found, radius, data.unit), *found.notes]
         if radius >= 1:
             notes.append(EXPLODES.format(radius))
         return notes
@@ -340,7 +343,7 @@ class Hawkes(PointProcess[HawkesHistory]):
         self.rate_ratios = found.ratios
         at_mean = _radius(found.branching.sum(0))
         shown = Estimate(baseline, found.branching, found.decay, errors)
-        notes = [_in_a_line(shown, at_mean), *found.notes]
+        notes = [_in_a_line(shown, at_mean, data.unit), *found.notes]
         notes += ratio_notes(found.ratios)
         notes += self._said_of_features(found.errors["feature_weight"], at_mean)
         radius = self.spectral_radius
@@ -573,6 +576,17 @@ class Hawkes(PointProcess[HawkesHistory]):
         base = (b - a)[..., None] * self.log_baseline.exp()
         return base + torch.einsum("bgj,bgjn,jmn->bgm", mass, excitation, self._branching())
 
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """With effects, where sequences share the baseline: one integral of it for all of them."""
+
+        def triggered() -> Float[Tensor, "B G"]:
+            left = batch.edges[:, :-1]
+            right = batch.edges[:, 1:]
+            of_all = self.closed_integral(self.encode(batch), left, right).sum(2)
+            return of_all - (right - left) * self.log_baseline.exp().sum()
+
+        return scored_together(self, batch, tolerance, self.log_baseline, triggered)
+
     @torch.no_grad()
     def upper_bound(
         self,
@@ -631,17 +645,27 @@ def _assign(parameter: Tensor, values: Tensor) -> None:
     parameter.copy_(values.reshape(parameter.shape))
 
 
-def _in_a_line(found: Estimate, radius: float) -> str:
-    """The estimates, with the standard errors of those that are single numbers."""
+def _in_a_line(found: Estimate, radius: float, unit: str) -> str:
+    """The estimates, with the standard errors of those that are single numbers. In a known unit of
+    time, decays are given as the mean delays of what an event triggers, 1 / beta.
+    """
     mu = found.errors["baseline"]
     alpha = found.errors["branching"]
     beta = found.errors["decay"]
     baseline = _with_error(found.baseline.sum(), mu[0] if len(mu) == 1 else np.nan)
     ratio = _with_error(radius, alpha.item() if alpha.size == 1 else np.nan)
-    decays = [_with_error(*pair) for pair in zip(found.decay, beta, strict=True)]
+    if unit in SECONDS:
+        fading = "mean delay"
+        delays = [
+            _delay_with_error(1 / value, error / value**2, unit)
+            for value, error in zip(found.decay, beta, strict=True)
+        ]
+    else:
+        fading = "decay"
+        delays = [_with_error(*pair) for pair in zip(found.decay, beta, strict=True)]
     line = (
         f"baseline {baseline} per unit of time, branching ratio {ratio}, "
-        f"decay {' and '.join(decays)}"
+        f"{fading} {' and '.join(delays)}"
     )
     if "(" in line:
         line += "; standard errors in brackets"
@@ -652,6 +676,17 @@ def _with_error(value: float, error: float) -> str:
     if np.isfinite(error):
         return f"{value:.4g} ({error:.2g})"
     return f"{value:.4g}"
+
+
+def _delay_with_error(value: float, error: float, unit: str) -> str:
+    """A delay in the unit that suits it, with its standard error.
+
+    >>> _delay_with_error(1 / 4272, 1e-5, "days")
+    '20.22 (0.86) seconds'
+    """
+    name = suiting_unit(value, unit)
+    factor = SECONDS[unit] / SECONDS[name]
+    return f"{_with_error(factor * value, factor * error)} {name}"
 
 
 def _radius(branching: NDArray[np.float64]) -> float:

@@ -22,14 +22,17 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Context, Dataset, MarkSpace, UserError, check_marks
 from fourpoint.kernels.path_terms import CountLaw, Wanted
-from fourpoint.models.base import PointProcess, placed
+from fourpoint.models.base import PointProcess, ScoredGaps, placed
 from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import Effects, EffectsSpec
 from fourpoint.models.effects_fit import (
-    PIECE,
+    alike,
+    by_group,
     event_sums,
     exposed_segments,
+    fit_cuts,
     fit_effects,
+    nodes_of_group,
     penalty_of,
     rate_ratios,
 )
@@ -38,13 +41,13 @@ from fourpoint.models.path_counts import poisson_counts, poisson_law
 from fourpoint.models.positions import FromPositions, Positions
 from fourpoint.models.spatial.cells import Cells
 from fourpoint.models.spatial.grid import SpatialGrid
+from fourpoint.models.time_integrals import scored_together
 from fourpoint.models.time_pieces import baseline_cubics
 from fourpoint.ops.minimise import minimise
 from fourpoint.ops.quadrature import gauss_legendre
 from fourpoint.ops.spline import spline, spline_knots, spline_max
 
 MEAN_NODES = 8  # of the mean rate between two knots
-FIT_NODES = 3  # of a fit with effects, between cuts that are at most an hour apart
 
 
 class _OnGrid(FromPositions):
@@ -182,6 +185,10 @@ class Poisson(_OnGrid):
     ) -> Float[Tensor, "B G M"]:
         """Expected events of every mark in [a, b]: ``(b - a) exp(log_rate)``."""
         return (b - a)[..., None] * self.log_rate.exp()
+
+    def scored_gaps(self, batch: Batch, tolerance: float) -> ScoredGaps | None:
+        """With effects, where sequences share the rate: one integral for all of them."""
+        return scored_together(self, batch, tolerance, self.log_rate)
 
     def draw_counts(self, batch: Batch, wanted: Wanted) -> NDArray[np.int32] | None:
         """Poisson numbers with the integrals of the rate as means."""
@@ -527,25 +534,26 @@ def _nodes_with_effects(
     length: float,
     intervals: int,
 ) -> _Nodes:
-    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too."""
+    """Gauss-Legendre nodes of every window, cut at knots of the spline and of the effects too.
+    Sequences with one start, origin and covariates share their nodes.
+    """
     effects = Effects(spec, 1, torch.float64)
     context = data.context or Context()
     left, right, factor, owner = exposed_segments(data)
     knots = spline_knots(length, intervals).numpy()
-    x, w = (part.numpy() for part in gauss_legendre(FIT_NODES))
+    keys = np.stack([alike(data).astype(np.float64), data.starts])
+    _, group = np.unique(keys, axis=1, return_inverse=True)
     times, weights, rows = [], [], []
-    for low, high, level, row in zip(left, right, factor, owner, strict=True):
-        own = context.batch(np.array([row]))
-        first = torch.tensor([low], dtype=torch.float64)
-        last = torch.tensor([high], dtype=torch.float64)
-        cuts = effects.cuts(first, last, own, PIECE)[0].numpy()
-        known = np.concatenate([data.starts[row] + knots, cuts])
+    for own in by_group(group.reshape(-1)[owner]):
+        row = int(owner[own[0]])
+        low = float(left[own].min())
+        high = float(right[own].max())
+        known = data.starts[row] + knots
         inside = known[(known > low) & (known < high)]
-        edges = np.unique(np.concatenate([[low, high], inside]))
-        width = np.diff(edges)[:, None]
-        nodes = edges[:-1, None] + width * x
-        times.append(nodes.ravel())
-        weights.append((level * width * w).ravel())
+        cuts = np.concatenate([inside, fit_cuts(effects, context, row, low, high)])
+        nodes, mass = nodes_of_group(left[own], right[own], factor[own], cuts)
+        times.append(nodes)
+        weights.append(mass)
         rows.append(np.full(nodes.size, row))
     at = np.concatenate(times)
     which = np.concatenate(rows)

@@ -125,6 +125,7 @@ CROSS_COST = 2.5
 EXPONENTIALS = 3  # of slow excitation
 SLOW_COST = 4.0  # times a Hawkes process with one of them
 MARGIN = 1.3  # by which a cost may exceed the one measured before
+FEW_UNITS = 16  # sequences that say what one costs: windows may be long and events few
 FEWEST_SCORED, MOST_SCORED = 400, 4000  # events that a neural model is scored on
 
 
@@ -840,7 +841,7 @@ class _Ladder:
         """
         first = self.folds[0]
         before = self.clock.elapsed
-        part, kept = first.beginning(FEWEST_SCORED)
+        part, kept = first.beginning(FEWEST_SCORED, FEW_UNITS)
         found = part.scores(model).total
         now = self.clock.elapsed
         events = max(float(part.events.sum()), 1.0)

@@ -176,16 +176,19 @@ class Fold:
             unit=np.concatenate(units),
         )
 
-    def beginning(self, most: int) -> tuple[Fold, NDArray[np.bool_]]:
+    def beginning(self, most: int, sequences: int | None = None) -> tuple[Fold, NDArray[np.bool_]]:
         """The fold with the first units of its part, about ``most`` events in all, and which units
-        they are.
+        they are. Where units are ``sequences``, there are at most so many of them.
         """
         total = float(self.events.sum())
-        if total <= most:
+        fewer = self.edges is None and sequences is not None and len(self.events) > sequences
+        if total <= most and not fewer:
             return self, np.ones(len(self.events), dtype=bool)
         if self.edges is None:
             kept = np.cumsum(self.events) <= most
             kept[0] = True
+            if sequences is not None:
+                kept[sequences:] = False
             chosen = self.test.select(np.flatnonzero(kept))
             return replace(self, test=chosen, events=self.events[kept]), kept
         count = self._units_per_sequence
