@@ -239,7 +239,7 @@ def build(name: str, marks: int, scale: float = 1.0) -> Any:
     """
     model = BUILD[name](marks)
     if "-calendar" in name or "-clock" in name:
-        terms = ("hour", "weekday", "month", "trend")
+        terms = ("hour", "weekday", "month", "monthday", "trend")
         model.add_effects(effects_of(data(marks, scale, name), terms, seconds=3600 / scale))
     model.initialise(data(marks, scale, name))
     model.double()
