@@ -24,6 +24,8 @@ from fourpoint.models.effects_fit import integral_nodes
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.poisson import Poisson
+from fourpoint.models.time_pieces import constant_cubics, pieces_until
+from fourpoint.serve.recent import calendar
 
 ORIGIN = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
 HOURS = 3600.0
@@ -413,3 +415,29 @@ def test_sequences_with_the_same_covariates_share_nodes() -> None:
     assert len(alone) == machines * len(together)
     assert np.bincount(owner, weights) == pytest.approx(np.full(machines, 30.0))
     assert integral_nodes(data, effects)[1].sum() == pytest.approx(weights.sum())
+
+
+def test_pieces_of_the_day_of_the_month_are_its_values() -> None:
+    """Two months in Berlin, in which clocks change: paths are sampled on these pieces."""
+    effects = random_effects(("monthday", "hour"), "Europe/Berlin")
+    low, high = np.array([70.0 * 24]), np.array([130.0 * 24])
+    sequence = Sequence([], start=0.0, stop=4000.0, context=context())
+    batch = Dataset.from_sequences([sequence], unit="hours").batch()
+    pieces = pieces_until(constant_cubics(torch.zeros(2)), effects, batch, low, high)
+    times = torch.linspace(low[0], high[0] - 1e-6, 5000, dtype=torch.float64)[None]
+    values = effects.values(times, context().batch(np.arange(1)))[0].detach().numpy()
+    place = np.searchsorted(pieces.left, times[0].numpy(), side="right") - 1
+    u = (times[0].numpy() - pieces.left[place])[:, None]
+    c0, c1, c2, c3 = (pieces.outside[place][..., k] for k in range(4))
+    assert np.abs(c0 + u * (c1 + u * (c2 + u * c3)) - values).max() < 1e-9
+
+
+def test_the_dashboard_shows_the_levels_of_days_of_the_month() -> None:
+    model = Poisson()
+    model.add_effects(EffectsSpec(("hour", "monthday"), seconds=HOURS, origin=ORIGIN))
+    assert model.effects is not None
+    with torch.no_grad():
+        model.effects.weight[model.effects.spec.columns["monthday"].start + 24] = np.log(5.0)
+    found = calendar(model)["monthday"]
+    assert len(found["values"]) == 31 and found["ratio"] == pytest.approx(5.0)
+    assert int(np.argmax(found["values"])) == 24
