@@ -187,7 +187,7 @@ def test_a_date_is_dequantised_within_its_day() -> None:
     assert (dequantised(minutes, 1.0, seed=1).times - days).min() < -0.4
 
 
-def payday_log(seed: int, *, factor: float, days: int) -> Dataset:
+def payday_log(seed: int, *, factor: float, days: int, per_day: float = 20.0) -> Dataset:
     """Independent events with rhythms of day and week, ``factor`` times as many on two days of
     every month.
     """
@@ -196,9 +196,9 @@ def payday_log(seed: int, *, factor: float, days: int) -> Dataset:
     dates = [first + timedelta(days=day) for day in range(days)]
     level = np.array([factor if date.day in (25, 26) else 1.0 for date in dates])
     level *= np.array([0.6 if date.weekday() >= 5 else 1.16 for date in dates])
-    most = 20.0 * 2 * level.max()
+    most = per_day * 2 * level.max()
     proposed = np.sort(random.random(random.poisson(most * days)) * days)
-    rate = 20.0 * (1 + 0.8 * np.sin(2 * np.pi * (proposed - 0.3)))
+    rate = per_day * (1 + 0.8 * np.sin(2 * np.pi * (proposed - 0.3)))
     rate *= level[proposed.astype(np.int64)]
     times = proposed[random.random(len(proposed)) * most < rate]
     known = Context(origin=np.array([first.timestamp()]))
@@ -206,8 +206,8 @@ def payday_log(seed: int, *, factor: float, days: int) -> Dataset:
     return Dataset.from_sequences([sequence], unit="hours")
 
 
-@pytest.mark.parametrize(("factor", "days"), [(5.0, 120), (2.0, 365)])
-def test_paydays_are_found(factor: float, days: int) -> None:
+@pytest.mark.parametrize(("factor", "days", "ahead"), [(5.0, 243, 88.0), (2.0, 365, 46.4)])
+def test_paydays_are_found(factor: float, days: int, ahead: float) -> None:
     """Blocks of a few days would hold out the same days of all months of a year together."""
     data = payday_log(0, factor=factor, days=days)
     assert recurs_monthly(data)
@@ -217,10 +217,14 @@ def test_paydays_are_found(factor: float, days: int) -> None:
     others = torch.cat([weight[:24], weight[26:]]).mean()
     ratio = (weight[24:26].mean() - others).exp()
     assert float(ratio) == pytest.approx(factor, rel=0.12)
+    found = fp.forecast(model, data[0], horizon=30 * 24.0, windows=30, paths=300)
+    expected = found.counts.mean.sum(-1)  # of the 1st to the 30th
+    assert expected[24:26].mean() == pytest.approx(ahead, rel=0.12)
 
 
 def test_the_days_of_the_month_are_chosen_by_auto() -> None:
-    train, dev = payday_log(1, factor=5.0, days=150).split((0.85, 0.15), by="time")
+    data = payday_log(1, factor=5.0, days=150, per_day=6.0)  # four months to train on
+    train, dev = data.split((0.85, 0.15), by="time")
     chosen = choose_effects(train, dev, "auto")
     assert "monthday" in chosen.spec.calendar
     assert "monthday (+0." in chosen.notes[0]

@@ -178,7 +178,7 @@ def dated(data: Dataset, *, covariates: bool) -> Dataset:
 def with_effects(model: PointProcess, *, covariates: bool) -> PointProcess:
     names = ("rain",) if covariates else ()
     spec = EffectsSpec(
-        ("hour", "weekday", "month", "monthday"),
+        ("hour", "weekday", "month"),
         zone="Europe/Berlin",
         seconds=3600.0,
         covariates=names,
