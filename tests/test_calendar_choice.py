@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from fourpoint.models.effects import EffectsSpec, effects_of
 from fourpoint.training.calendar import (
     begun_or_ended,
     choose_effects,
+    recurs_monthly,
     timestamp_step,
     tried_terms,
 )
@@ -184,3 +185,56 @@ def test_a_date_is_dequantised_within_its_day() -> None:
     assert (batch.times[0].floor().numpy() == days).all()
     minutes = Dataset.from_sequences([log], unit="minutes")  # which may have been rounded
     assert (dequantised(minutes, 1.0, seed=1).times - days).min() < -0.4
+
+
+def payday_log(seed: int, *, factor: float, days: int, per_day: float = 20.0) -> Dataset:
+    """Independent events with rhythms of day and week, ``factor`` times as many on two days of
+    every month.
+    """
+    random = np.random.default_rng(seed)
+    first = datetime(2022, 1, 1, tzinfo=UTC)
+    dates = [first + timedelta(days=day) for day in range(days)]
+    level = np.array([factor if date.day in (25, 26) else 1.0 for date in dates])
+    level *= np.array([0.6 if date.weekday() >= 5 else 1.16 for date in dates])
+    most = per_day * 2 * level.max()
+    proposed = np.sort(random.random(random.poisson(most * days)) * days)
+    rate = per_day * (1 + 0.8 * np.sin(2 * np.pi * (proposed - 0.3)))
+    rate *= level[proposed.astype(np.int64)]
+    times = proposed[random.random(len(proposed)) * most < rate]
+    known = Context(origin=np.array([first.timestamp()]))
+    sequence = Sequence(24.0 * times, start=0.0, stop=24.0 * days, context=known)
+    return Dataset.from_sequences([sequence], unit="hours")
+
+
+@pytest.mark.parametrize(("factor", "days", "ahead"), [(5.0, 243, 88.0), (2.0, 365, 46.4)])
+def test_paydays_are_found(factor: float, days: int, ahead: float) -> None:
+    """Blocks of a few days would hold out the same days of all months of a year together."""
+    data = payday_log(0, factor=factor, days=days)
+    assert recurs_monthly(data)
+    model = fp.fit(fp.Poisson(), data, calendar="hour,weekday,monthday", progress=False).model
+    assert model.effects is not None
+    weight = model.effects.weight[model.effects.spec.columns["monthday"], 0].detach()
+    others = torch.cat([weight[:24], weight[26:]]).mean()
+    ratio = (weight[24:26].mean() - others).exp()
+    assert float(ratio) == pytest.approx(factor, rel=0.12)
+    found = fp.forecast(model, data[0], horizon=30 * 24.0, windows=30, paths=300)
+    expected = found.counts.mean.sum(-1)  # of the 1st to the 30th
+    assert expected[24:26].mean() == pytest.approx(ahead, rel=0.12)
+
+
+def test_the_days_of_the_month_are_chosen_by_auto() -> None:
+    data = payday_log(1, factor=5.0, days=150, per_day=6.0)  # four months to train on
+    train, dev = data.split((0.85, 0.15), by="time")
+    chosen = choose_effects(train, dev, "auto")
+    assert "monthday" in chosen.spec.calendar
+    assert "monthday (+0." in chosen.notes[0]
+
+
+def test_days_of_the_month_are_not_found_by_chance() -> None:
+    """At a level of 0.5% one of ten logs without paydays is an exception."""
+    found = [recurs_monthly(payday_log(seed, factor=1.0, days=365)) for seed in range(10)]
+    assert sum(found) <= 1
+
+
+def test_the_days_of_the_month_need_some_months() -> None:
+    assert "monthday" not in tried_terms(payday_log(0, factor=5.0, days=80))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -14,11 +14,19 @@ import torch
 from fourpoint.events import BatchContext, Context, Dataset, Sequence, Steps, UserError
 from fourpoint.inference.likelihood import log_likelihood
 from fourpoint.models import hawkes_effects
-from fourpoint.models.effects import Effects, EffectsSpec, effects_of, zone_offsets
+from fourpoint.models.effects import (
+    Effects,
+    EffectsSpec,
+    day_of_month,
+    effects_of,
+    zone_offsets,
+)
 from fourpoint.models.effects_fit import integral_nodes
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import estimate_with_effects
 from fourpoint.models.poisson import Poisson
+from fourpoint.models.time_pieces import constant_cubics, pieces_until
+from fourpoint.serve.recent import calendar
 
 ORIGIN = datetime(2025, 1, 1, tzinfo=UTC).timestamp()
 HOURS = 3600.0
@@ -85,6 +93,35 @@ def test_local_time_follows_daylight_saving() -> None:
     assert float(local) / HOURS % 24 == pytest.approx(3.0)
 
 
+def test_days_of_the_month_agree_with_the_library() -> None:
+    days = np.random.default_rng(0).integers(-200_000, 200_000, 500)
+    days = np.append(days, [0, 59, 789, 790, 11016, 11017])  # the end of February of 1972 and 2000
+    local = torch.from_numpy(days * 86400.0 + 86399.0)
+    expected = [(date(1970, 1, 1) + timedelta(days=int(day))).day for day in days]
+    assert day_of_month(local).tolist() == expected
+
+
+def test_the_day_of_the_month_is_that_of_local_time() -> None:
+    effects = random_effects(("monthday",), "Asia/Tokyo", curves=1)
+    known = context().batch(np.arange(1))
+    before, after = 30 * 24 + 14.9, 30 * 24 + 15.1  # midnight before 1 February in Tokyo
+    values = effects.values(torch.tensor([[before, after]], dtype=torch.float64), known)[0, :, 0]
+    assert torch.allclose(values, effects.weight[[30, 0], 0])
+
+
+def test_a_month_without_a_31st_has_a_lower_bound() -> None:
+    """February and the first days of March contain no 31st, February and March contain one."""
+    effects = random_effects(("monthday",), curves=1)
+    with torch.no_grad():
+        effects.weight.zero_()
+        effects.weight[30] = 2.0
+    known = context(rows=2).batch(np.arange(2))
+    a = torch.full((2,), 31 * 24.0 + 1, dtype=torch.float64)
+    b = a + 24 * torch.tensor([30.5, 62.0], dtype=torch.float64)
+    bound = effects.upper_bound(a, b, known, torch.float64)
+    assert bound[:, 0].tolist() == pytest.approx([0.0, 2.0], abs=1e-9)
+
+
 def test_offsets_of_a_zone_agree_with_the_library() -> None:
     starts, offsets = zone_offsets("America/New_York")
     zone = ZoneInfo("America/New_York")
@@ -95,7 +132,9 @@ def test_offsets_of_a_zone_agree_with_the_library() -> None:
         assert found == known.total_seconds()
 
 
-@pytest.mark.parametrize("calendar", [("hour",), ("weekday",), ("week", "month"), ()])
+@pytest.mark.parametrize(
+    "calendar", [("hour",), ("weekday",), ("week", "month"), ("monthday", "hour"), ()]
+)
 def test_bounds_are_never_below_the_effects(calendar: tuple[str, ...]) -> None:
     effects = random_effects(calendar, "Europe/Berlin", covariates=2)
     random = torch.Generator().manual_seed(3)
@@ -124,7 +163,8 @@ def random_largest(effects: Effects, known: BatchContext) -> torch.Tensor:
 
 
 def test_values_are_the_basis_times_the_weights() -> None:
-    effects = random_effects(("hour", "weekday", "week", "month"), "Asia/Tokyo", covariates=3)
+    terms = ("hour", "weekday", "week", "month", "monthday")
+    effects = random_effects(terms, "Asia/Tokyo", covariates=3)
     known = context(3).batch(np.arange(1))
     times = torch.linspace(0, 9000, 1000, dtype=torch.float64).reshape(1, 10, 100)
     basis = effects.basis(times, known)
@@ -454,3 +494,29 @@ def test_sequences_with_the_same_covariates_share_nodes() -> None:
     assert len(alone) == machines * len(together)
     assert np.bincount(owner, weights) == pytest.approx(np.full(machines, 30.0))
     assert integral_nodes(data, effects)[1].sum() == pytest.approx(weights.sum())
+
+
+def test_pieces_of_the_day_of_the_month_are_its_values() -> None:
+    """Two months in Berlin, in which clocks change: paths are sampled on these pieces."""
+    effects = random_effects(("monthday", "hour"), "Europe/Berlin")
+    low, high = np.array([70.0 * 24]), np.array([130.0 * 24])
+    sequence = Sequence([], start=0.0, stop=4000.0, context=context())
+    batch = Dataset.from_sequences([sequence], unit="hours").batch()
+    pieces = pieces_until(constant_cubics(torch.zeros(2)), effects, batch, low, high)
+    times = torch.linspace(low[0], high[0] - 1e-6, 5000, dtype=torch.float64)[None]
+    values = effects.values(times, context().batch(np.arange(1)))[0].detach().numpy()
+    place = np.searchsorted(pieces.left, times[0].numpy(), side="right") - 1
+    u = (times[0].numpy() - pieces.left[place])[:, None]
+    c0, c1, c2, c3 = (pieces.outside[place][..., k] for k in range(4))
+    assert np.abs(c0 + u * (c1 + u * (c2 + u * c3)) - values).max() < 1e-9
+
+
+def test_the_dashboard_shows_the_levels_of_days_of_the_month() -> None:
+    model = Poisson()
+    model.add_effects(EffectsSpec(("hour", "monthday"), seconds=HOURS, origin=ORIGIN))
+    assert model.effects is not None
+    with torch.no_grad():
+        model.effects.weight[model.effects.spec.columns["monthday"].start + 24] = np.log(5.0)
+    found = calendar(model)["monthday"]
+    assert len(found["values"]) == 31 and found["ratio"] == pytest.approx(5.0)
+    assert int(np.argmax(found["values"])) == 24

@@ -2,12 +2,15 @@
 likelihood.
 """
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fourpoint as fp
 from fourpoint.data.synthetic import process, simulate
 from fourpoint.events import Dataset, Sequence, UserError
 from fourpoint.models.self_correcting import SelfCorrecting
@@ -76,6 +79,7 @@ def test_maximum_likelihood_recovers() -> None:
     assert "by maximum likelihood" in notes[0]
     assert model.drift.item() == pytest.approx(10.0, abs=0.25)
     assert model.correction.item() == pytest.approx(1.0, abs=0.025)
+    assert model.base.item() == pytest.approx(0.0, abs=0.15)
 
 
 @pytest.mark.parametrize("unit", [1.0, 3600.0, 1e-3])
@@ -84,14 +88,77 @@ def test_maximum_likelihood_is_a_maximum_in_any_unit(unit: float) -> None:
     scaled = replace(data, times=data.times * unit, stops=data.stops * unit)
     model = SelfCorrecting()
     model.maximum_likelihood(scaled)
-    gradients = torch.autograd.grad(log_likelihood(model, scaled), [model.drift, model.correction])
-    assert (
-        abs(gradients[0].item()) / unit < 1e-4 * data.events
-        and abs(gradients[1].item()) < 1e-4 * data.events
+    parameters = [model.base, model.drift, model.correction]
+    gradients = torch.autograd.grad(log_likelihood(model, scaled), parameters)
+    largest = max(abs(g.item()) / s for g, s in zip(gradients, (1, unit, 1), strict=True))
+    assert largest < 1e-6 * data.events
+
+
+def regular(seed: int, unit: float = 1.0) -> Dataset:
+    """Machines that fail about every 20 days, more regularly than at random."""
+    random = np.random.default_rng(seed)
+    sequences = []
+    for _ in range(10):
+        times = np.cumsum(22.4 * random.weibull(3.0, 40))
+        kept = times[times < 400]
+        sequences.append(Sequence(unit * kept, start=0.0, stop=unit * 400.0))
+    return Dataset.from_sequences(sequences)
+
+
+def test_a_fit_does_not_depend_on_the_unit_of_time() -> None:
+    per_day, per_second = SelfCorrecting(), SelfCorrecting()
+    per_day.maximum_likelihood(regular(0))
+    per_second.maximum_likelihood(regular(0, 86400.0))
+    assert per_second.correction.item() == pytest.approx(per_day.correction.item(), rel=1e-6)
+    assert 86400 * per_second.drift.item() == pytest.approx(per_day.drift.item(), rel=1e-6)
+    shift = per_day.base.item() - per_second.base.item()
+    assert shift == pytest.approx(np.log(86400), rel=1e-6)
+    scores = [
+        log_likelihood(per_day, regular(0)).item(),
+        log_likelihood(per_second, regular(0, 86400.0)).item(),
+    ]
+    events = regular(0).events
+    assert scores[0] - scores[1] == pytest.approx(events * np.log(86400), rel=1e-9)
+
+
+def test_a_fit_expects_the_events_and_beats_a_constant_rate() -> None:
+    """Without a base the rate began at 1 per day, and 2.5 events were expected for each."""
+    data = regular(1)
+    model = SelfCorrecting()
+    model.maximum_likelihood(data)
+    batch = data.batch()
+    expected = model.closed_integral(model.encode(batch), batch.edges[:, :-1], batch.edges[:, 1:])
+    assert expected.sum().item() == pytest.approx(data.events, rel=1e-6)
+    constant = data.events * (np.log(data.events / data.durations.sum()) - 1)
+    assert log_likelihood(model, data).item() > constant + 20
+    assert model.correction.item() > 0 and model.drift.item() > 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_fit_is_never_below_a_constant_rate(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    times = np.sort(random.uniform(5.0, 6.0, seed))  # none, one, and bursts
+    data = Dataset.from_sequences(
+        [Sequence(times, start=0.0, stop=100.0), Sequence([], start=0.0, stop=3.0)]
     )
+    model = SelfCorrecting()
+    model.maximum_likelihood(data)
+    rate = max(data.events, 0.5) / 103
+    constant = data.events * np.log(rate) - 103 * rate
+    assert log_likelihood(model, data).item() >= constant - 1e-9
+
+
+def test_models_that_were_saved_without_a_base_have_a_base_of_0(tmp_path: Path) -> None:
+    fp.save(SelfCorrecting(drift=2.0, correction=0.5, base=0.7), tmp_path)
+    info = json.loads((tmp_path / "model.json").read_text())
+    assert fp.restore(tmp_path).settings() == {"drift": 2.0, "correction": 0.5, "base": 0.7}
+    folder = Path(__file__).parent / "reference" / "models" / "self-correcting"
+    before = json.loads((folder / "model.json").read_text())["settings"]
+    assert "base" not in before and "base" in info["settings"]
+    assert fp.restore(folder).settings() == before | {"base": 0.0}
 
 
 def test_initialise_balances_the_mean_rate() -> None:
     model = SelfCorrecting(correction=2.0)
     model.initialise(Dataset.from_sequences([Sequence([1.0, 2.0, 3.0], start=0, stop=6)]))
-    assert model.settings() == {"drift": 1.0, "correction": 2.0}
+    assert model.settings() == {"drift": 1.0, "correction": 2.0, "base": np.log(0.5)}

@@ -17,4 +17,6 @@ FORMER_SETTINGS: dict[str, dict[str, str]] = _TABLE["settings"]  # by model
 FORMER_VALUES: dict[str, dict[str, dict[str, str]]] = _TABLE["values"]  # by model and setting
 FORMER_CONSTANT_RATES: dict[str, str] = _TABLE["constant_rates"]  # weights of a constant, by model
 FORMER_TENSORS: dict[str, dict[str, str]] = _TABLE["tensors"]  # other weights, by model
+# numbers that models have since, and what they were before, by model
+ADDED_TENSORS: dict[str, dict[str, float]] = _TABLE["added"]
 FORMER_STREAM_FIELDS: dict[str, str] = _TABLE["stream_fields"]

@@ -259,7 +259,8 @@ def compare(
         str,
         typer.Option(
             metavar="A,B",
-            help="Terms of the calendar: hour, weekday, week, month, holidays:XX, auto or none.",
+            help="Terms of the calendar: hour, weekday, week, month, monthday, holidays:XX, auto "
+            "or none.",
         ),
     ] = "auto",
     outages: Annotated[
@@ -319,8 +320,8 @@ def fit(
         str,
         typer.Option(
             metavar="TERMS",
-            help="Calendar terms of the baseline: hour, weekday, week, month, holidays:US, with "
-            "commas; auto (those that explain held-out time better), or none.",
+            help="Calendar terms of the baseline: hour, weekday, week, month, monthday, "
+            "holidays:US, with commas; auto (those that explain held-out time better), or none.",
         ),
     ] = "auto",
     fill: Annotated[

@@ -12,6 +12,7 @@ window, and across changes of daylight saving. The terms of the calendar are
     month       a periodic cubic spline of the time of the year, 12 intervals
     quarterhour one number for each quarter of an hour of the day: opening hours and other jumps
     weekhour    one number for each hour of the week: the same, where days differ
+    monthday    one number for each day of the month, 1 to 31: paydays, invoices
     trend       a cubic spline of time itself, an interval for about two weeks: a level that drifts;
                 constant before and after the training time
     holidays:XX one number for public holidays of a country (package ``holidays``)
@@ -36,6 +37,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from numpy import ndarray
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -76,6 +78,8 @@ PERIODIC = {
     "quarterhour": Periodic(DAY, 96, False),
     "weekhour": Periodic(WEEK, 168, False, MONDAY),
 }
+MONTHDAY = "monthday"
+MONTHDAYS = 31
 HOLIDAYS = "holidays:"
 TREND = "trend"
 TREND_INTERVAL = 14 * DAY  # of its spline, about
@@ -87,8 +91,8 @@ class EffectsSpec:
     """Which effects a model has, as JSON can hold it.
 
     Args:
-        calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour, trend,
-            holidays:COUNTRY.
+        calendar: names of terms: hour, weekday, week, month, quarterhour, weekhour, monthday,
+            trend, holidays:COUNTRY.
         zone: the time zone of local time; None: time as it is written.
         seconds: seconds in the data's unit of time.
         covariates: names of the columns of `Context.covariates`.
@@ -188,6 +192,8 @@ class EffectsSpec:
                 size = 1
             elif name == TREND:
                 size = int(self.trend[2]) + 3
+            elif name == MONTHDAY:
+                size = MONTHDAYS
             else:
                 size = PERIODIC[name].intervals
             found[name] = slice(first, first + size)
@@ -229,11 +235,12 @@ class RateRatio:
 
 def check_term(name: str) -> None:
     """Refuse a term of the calendar that does not exist."""
-    if name in PERIODIC or name == TREND:
+    if name in PERIODIC or name in (MONTHDAY, TREND):
         return
     if name.startswith(HOLIDAYS) and len(name) > len(HOLIDAYS):
         return
-    expected = f"calendar terms among {', '.join(PERIODIC)}, {TREND} and holidays:COUNTRY"
+    terms = ", ".join([*PERIODIC, MONTHDAY, TREND])
+    expected = f"calendar terms among {terms} and holidays:COUNTRY"
     raise UserError(expected, repr(name), "Choose among these, or auto.")
 
 
@@ -352,6 +359,9 @@ class Effects(nn.Module):
                 cell, place = located_in_trend(self.spec.trend, local)
                 index = _four_from(cell)
                 share = cubic_weights(place)
+            elif name == MONTHDAY:
+                index = day_of_month(local)[..., None] - 1
+                share = torch.ones_like(local)[..., None]
             elif PERIODIC[name].smooth:
                 cell, place = located(PERIODIC[name], local)
                 index = _four_from(cell) % PERIODIC[name].intervals
@@ -411,6 +421,8 @@ class Effects(nn.Module):
                     largest = own.clamp(min=0)
                 elif name == TREND:
                     largest = largest_of_trend(self.spec.trend, own, low, high)
+                elif name == MONTHDAY:
+                    largest = largest_of_month(own, low, high)
                 else:
                     largest = largest_periodic(PERIODIC[name], own, low, high)
                 bound = bound + largest
@@ -448,15 +460,11 @@ class Effects(nn.Module):
         """Times between ``low`` and ``high`` at which integrals are cut: jumps, and splines of the
         day every ``finest`` seconds. Rows with fewer have infinite ones.
         """
-        rows = [np.zeros(0)] * len(low)
+        found = np.zeros((len(low), 0))
         if self.spec.calendar:
             assert context is not None and context.origin is not None  # `local_seconds` asks
-            windows = zip(low.tolist(), high.tolist(), context.origin.tolist(), strict=True)
-            rows = [self._calendar_cuts(*window, finest) for window in windows]
-        longest = max((len(row) for row in rows), default=0)
-        found = np.full((len(rows), longest), np.inf)
-        for i, row in enumerate(rows):
-            found[i, : len(row)] = row
+            begin, end, origin = (x.numpy(force=True) for x in (low, high, context.origin))
+            found = self._calendar_cuts(begin, end, origin, finest)
         cuts = torch.from_numpy(found).to(low)
         if self.spec.covariates and context is not None and context.covariates is not None:
             cuts = torch.cat([cuts, context.covariates.times], 1)
@@ -464,37 +472,49 @@ class Effects(nn.Module):
 
     def _calendar_cuts(
         self,
-        low: float,
-        high: float,
-        origin: float,
+        low: Float[ndarray, " B"],
+        high: Float[ndarray, " B"],
+        origin: Float[ndarray, " B"],
         finest: float,
-    ) -> NDArray[np.float64]:
-        """The cuts of one sequence: every day or part of one in local time, and where clocks
+    ) -> Float[ndarray, "B J"]:
+        """The cuts of every sequence: every day or part of one in local time, and where clocks
         change.
         """
+        step = self._cut_length(finest)
+        first = origin + low * self.spec.seconds
+        last = origin + high * self.spec.seconds
+        starts, offsets = (x.numpy() for x in self._zone)
+        before = np.searchsorted(starts, first, side="right")
+        changes = np.searchsorted(starts, last, side="left") > before
+        # Where clocks do not change in a window, its cuts are one grid.
+        shift = offsets[np.maximum(before - 1, 0)]
+        lowest = np.ceil((first + shift) / step)
+        highest = np.floor((last + shift) / step)
+        count = np.where(changes, 0, np.maximum(highest - lowest + 1, 0))
+        others = {
+            i: _cuts_across_changes(first[i], last[i], step, starts, offsets)
+            for i in np.flatnonzero(changes).tolist()
+        }
+        longest = max([int(count.max(initial=0)), *map(len, others.values())])
+        number = np.arange(longest)
+        seconds = (lowest[:, None] + number) * step - shift[:, None]
+        seconds = np.where(number < count[:, None], seconds, np.inf)
+        for i, own in others.items():
+            seconds[i, : len(own)] = own
+        return (seconds - origin[:, None]) / self.spec.seconds
+
+    def _cut_length(self, finest: float) -> float:
+        """Seconds between neighbouring cuts."""
         step = YEAR / 12
         for name in self.spec.calendar:
             term = PERIODIC.get(name)
-            if term is None:  # holidays, or a trend whose knots are at midnight
+            if term is None:  # holidays, days of the month, or a trend with knots at midnight
                 step = min(step, DAY)
             elif not term.smooth:
                 step = min(step, term.period / term.intervals)
             elif term.period < YEAR:
                 step = min(step, finest)
-        first = origin + low * self.spec.seconds
-        last = origin + high * self.spec.seconds
-        starts, offsets = (x.numpy() for x in self._zone)
-        changes = starts[(starts > first) & (starts < last)]
-        edges = np.concatenate([[first], changes, [last]])
-        found = [changes]
-        for a, b in zip(edges[:-1], edges[1:], strict=True):
-            shift = offset_at(starts, offsets, a)
-            lowest = math.ceil((a + shift) / step)
-            highest = math.floor((b + shift) / step)
-            grid = np.arange(lowest, highest + 1)
-            found.append(grid * step - shift)
-        seconds = np.unique(np.concatenate(found))
-        return (seconds - origin) / self.spec.seconds
+        return step
 
     @cached_property
     def _zone(self) -> tuple[Tensor, Tensor]:
@@ -505,6 +525,26 @@ class Effects(nn.Module):
         holidays = self.spec.holidays or [-1]
         table = torch.tensor(holidays, dtype=torch.int64, device=days.device)
         return torch.isin(days, table)
+
+
+def _cuts_across_changes(
+    first: float,
+    last: float,
+    step: float,
+    starts: NDArray[np.float64],
+    offsets: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Multiples of ``step`` in local time, and where clocks change, in seconds since 1970."""
+    changes = starts[(starts > first) & (starts < last)]
+    edges = np.concatenate([[first], changes, [last]])
+    found = [changes]
+    for a, b in zip(edges[:-1], edges[1:], strict=True):
+        shift = offset_at(starts, offsets, a)
+        lowest = math.ceil((a + shift) / step)
+        highest = math.floor((b + shift) / step)
+        grid = np.arange(lowest, highest + 1)
+        found.append(grid * step - shift)
+    return np.unique(np.concatenate(found))
 
 
 # ---------------------------------------------------------------------- periodic splines
@@ -603,6 +643,44 @@ def largest_periodic(
     touched = offset <= (last - first)[:, None]
     peaks = peaks[index.to(torch.int64)]
     return torch.where(touched[..., None], peaks, -torch.inf).amax(1)
+
+
+# ---------------------------------------------------------------------- days of the month
+
+
+def day_of_month(local: Float[Tensor, "*T"]) -> Int[Tensor, "*T"]:
+    """The day of the month, 1 to 31, of local seconds since 1970, in the Gregorian calendar.
+
+    Days are counted from 1 March of year 0, so that a leap day is the last day of its year and the
+    months before it have lengths that repeat every 153 days.
+
+    >>> day_of_month(torch.tensor([0.0, 30 * DAY, 31 * DAY, -DAY], dtype=torch.float64)).tolist()
+    [1, 31, 1, 31]
+    """
+    since = torch.floor(local / DAY).to(torch.int64) + 719_468
+    of_era = torch.remainder(since, 146_097)  # 400 years
+    leap_days = of_era // 1460 - of_era // 36_524 + of_era // 146_096
+    year = (of_era - leap_days) // 365
+    of_year = of_era - (365 * year + year // 4 - year // 100)
+    month = (5 * of_year + 2) // 153
+    return of_year - (153 * month + 2) // 5 + 1
+
+
+def largest_of_month(
+    weight: Float[Tensor, "K R"],
+    low: Float[Tensor, " B"],
+    high: Float[Tensor, " B"],
+) -> Float[Tensor, "B R"]:
+    """The largest level of a day of the month on local times [low, high]."""
+    first = torch.floor(low / DAY)
+    last = torch.floor(high / DAY)
+    offset = torch.arange(MONTHDAYS, device=low.device)
+    days = day_of_month((first[:, None] + offset) * DAY)
+    touched = offset <= (last - first)[:, None]
+    among = torch.where(touched[..., None], weight[days - 1], -torch.inf).amax(1)
+    # 31 days need not contain a 31st.
+    long = last - first >= MONTHDAYS
+    return torch.where(long[:, None], weight.amax(0), among)
 
 
 # ---------------------------------------------------------------------- time zones and holidays

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from fourpoint.events import Context, Dataset
 from fourpoint.models.effects import (
     HOLIDAYS,
+    MONTHDAY,
     PERIODIC,
     TREND,
     WEEK,
@@ -680,7 +681,7 @@ def _blocks(spec: EffectsSpec, least: Mapping[str, float] | None = None) -> list
         if name == TREND:
             first = np.diff(identity, axis=0)
             matrix = first.T @ first
-        elif PERIODIC[name].smooth:
+        elif name != MONTHDAY and PERIODIC[name].smooth:
             second = np.roll(identity, 1, 1) - 2 * identity + np.roll(identity, -1, 1)
             matrix = second.T @ second
         else:

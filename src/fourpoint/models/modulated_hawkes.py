@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fourpoint.events import Batch, Context, Dataset, MarkSpace, UserError
 from fourpoint.models.base import PointProcess, space_without_places
-from fourpoint.models.effects import PERIODIC, Effects, EffectsSpec
+from fourpoint.models.effects import MONTHDAY, PERIODIC, Effects, EffectsSpec
 from fourpoint.models.effects_fit import (
     PIECE,
     exposed_segments,
@@ -462,6 +462,6 @@ def _cuts(
 def _level_columns(spec: EffectsSpec) -> slice | None:
     """The columns of a term of the calendar, which sum to 1, so that it can take a constant."""
     for name, columns in spec.columns.items():
-        if name in PERIODIC:
+        if name in PERIODIC or name == MONTHDAY:
             return columns
     return None

@@ -1,17 +1,24 @@
 """The self-correcting process: pressure builds with time and every event releases some of it.
 
-    lambda(t) = exp(drift (t - start) - correction N(t)),  N(t) = number of events strictly before t
+    lambda(t) = exp(base + drift (t - start) - correction N(t)),
+        N(t) = number of events strictly before t
+
+The base is the log of the rate at the start, per unit of time; it is 0 in the process of the
+literature, whose rate is therefore 1 there in whatever unit time is measured. A constant rate is
+the case drift = correction = 0.
 
 Between events the rate is an exponential, so that its integral has a closed form,
 
-    int_a^b lambda = (b - a) exp(drift (a - start) - correction N) E(drift (b - a)),
+    int_a^b lambda = (b - a) exp(base + drift (a - start) - correction N) E(drift (b - a)),
         E(x) = (exp(x) - 1) / x,
 
-and the log-likelihood is concave in (drift, correction). Isham and Westcott (1979). One mark only.
+and the log-likelihood is concave in (base, drift, correction). Isham and Westcott (1979). One mark
+only.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -22,12 +29,12 @@ from torch import Tensor, nn
 from fourpoint.events import Dataset, MarkSpace, UserError
 from fourpoint.models.base import exposed_pieces, space_without_places
 from fourpoint.models.positions import FromPositions, Positions, counts
-from fourpoint.ops.minimise import minimise
+from fourpoint.ops.minimise import Minimum, newton_minimum
 
 
 class SelfCorrecting(FromPositions):
-    """Rate ``exp(drift (t - start) - correction N(t))``; ``drift`` is per unit of time,
-    ``correction`` per event.
+    """Rate ``exp(base + drift (t - start) - correction N(t))``; ``drift`` is per unit of time,
+    ``correction`` per event, and ``base`` is the log of the rate at the start.
 
     >>> from fourpoint.events import Sequence
     >>> model = SelfCorrecting(drift=2.0, correction=1.0)
@@ -45,6 +52,7 @@ class SelfCorrecting(FromPositions):
         marks: MarkSpace | int | None = None,
         drift: float = 1.0,
         correction: float = 1.0,
+        base: float = 0.0,
     ) -> None:
         super().__init__()
         self.marks = space_without_places(marks, "self-correcting")
@@ -56,44 +64,66 @@ class SelfCorrecting(FromPositions):
             )
         self.drift = nn.Parameter(torch.tensor(float(drift), dtype=torch.float64))
         self.correction = nn.Parameter(torch.tensor(float(correction), dtype=torch.float64))
+        self.base = nn.Parameter(torch.tensor(float(base), dtype=torch.float64))
 
     def settings(self) -> dict[str, Any]:
-        """Drift and correction as they are now."""
-        return {"drift": self.drift.item(), "correction": self.correction.item()}
+        """Drift, correction and base as they are now."""
+        return {
+            "drift": self.drift.item(),
+            "correction": self.correction.item(),
+            "base": self.base.item(),
+        }
 
     def initialise(self, data: Dataset) -> list[str]:
-        """Set the drift so that it balances the correction at the data's mean rate."""
-        rate = data.scored_events / float(data.exposed_times.sum())
+        """Set the base to the data's mean rate, and the drift so that it balances the correction
+        there.
+        """
+        rate = _mean_rate(data)
         with torch.no_grad():
+            self.base.fill_(math.log(rate))
             self.drift.copy_(self.correction * rate)
         return [f"drift {self.drift.item():.4g} per unit of time, to balance {rate:.4g} events"]
 
     def maximum_likelihood(self, data: Dataset) -> list[str]:
-        """Fit drift and correction by L-BFGS on the exact likelihood, from a constant rate of 1."""
+        """Fit base, drift and correction by Newton's method on the exact likelihood, from the
+        constant rate of a Poisson process, below whose likelihood it does not end.
+
+        The search is in log lambda = c_0 + c_1 s / unit + c_2 (rate s - N) with the mean rate and
+        the mean length of a window as the unit, s since the start: the time and the number of
+        events alone are nearly proportional in a long log, and the units of time would matter.
+        """
+        rate = _mean_rate(data)
         unit = float(data.durations.mean()) or 1.0
         left, length, before, weight = _pieces(data)
         scored = data.scored
-        events = max(data.scored_events, 1)
         times = data.times - np.repeat(data.starts, data.lengths)
-        since = torch.from_numpy(times)[scored].sum()
+        since = float(times[scored].sum())
         earlier = np.arange(data.events) - np.repeat(data.offsets[:-1], data.lengths)
         pairs = float(earlier[scored].sum())
+        sums = torch.tensor(
+            [data.scored_events, since / unit, rate * since - pairs], dtype=torch.float64
+        )
 
         def loss(c: Tensor) -> Tensor:
-            drift = c[0] / unit
-            correction = c[1]
-            first = weight * (drift * left - correction * before).exp()
-            growth = _growth(drift * length)
-            integral = (first * length * growth).sum()
-            return (integral - drift * since + correction * pairs) / events
+            drift = c[1] / unit + c[2] * rate
+            first = weight * (c[0] + drift * left - c[2] * before).exp()
+            integral = (first * length * _growth(drift * length)).sum()
+            return (integral - c @ sums) / max(data.scored_events, 1)
 
-        found = minimise(loss, torch.zeros(2))
+        first = torch.tensor([math.log(rate), 0.0, 0.0], dtype=torch.float64)
+        if not data.scored_events:
+            found = Minimum(first, float(loss(first)), 0, 0.0)
+        else:
+            found = newton_minimum(loss, first)
         with torch.no_grad():
-            self.drift.copy_(found.point[0] / unit)
-            self.correction.copy_(found.point[1])
-        drift = self.drift.item()
-        correction = self.correction.item()
-        return [f"drift {drift:.4g} and correction {correction:.4g} by maximum likelihood: {found}"]
+            self.base.copy_(found.point[0])
+            self.drift.copy_(found.point[1] / unit + found.point[2] * rate)
+            self.correction.copy_(found.point[2])
+        said = ", ".join(f"{name} {value:.4g}" for name, value in self.settings().items())
+        return [
+            f"{said} by maximum likelihood: {found.steps} steps of Newton's method, largest "
+            f"gradient left {found.gradient:.1e}"
+        ]
 
     def log_intensity(
         self,
@@ -138,7 +168,12 @@ class SelfCorrecting(FromPositions):
         count: Int[Tensor, "B G 1"],
     ) -> Float[Tensor, "B G Q"]:
         since = times - history.start[:, None, None]
-        return self.drift * since - self.correction * count.to(times.dtype)
+        return self.base + self.drift * since - self.correction * count.to(times.dtype)
+
+
+def _mean_rate(data: Dataset) -> float:
+    """Events per unit of observed time; half an event where there is none."""
+    return max(data.scored_events, 0.5) / float(data.exposed_times.sum())
 
 
 def _growth(x: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:

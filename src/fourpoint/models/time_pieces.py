@@ -23,6 +23,7 @@ from fourpoint.models.baseline import Baseline
 from fourpoint.models.effects import (
     DAY,
     HOLIDAYS,
+    MONTHDAY,
     PERIODIC,
     TREND,
     Effects,
@@ -158,7 +159,7 @@ def effect_cuts(spec: EffectsSpec, low: float, high: float, origin: float) -> Fl
     """Times between ``low`` and ``high`` between which the effects of the calendar are cubics."""
     steps = []
     for name in spec.calendar:
-        if name.startswith(HOLIDAYS):
+        if name.startswith(HOLIDAYS) or name == MONTHDAY:
             steps.append((DAY, 0.0))
         elif name == TREND:
             steps.append((spec.trend[1], spec.trend[0]))

@@ -25,7 +25,7 @@ from fourpoint.inference.forecasting import follow
 from fourpoint.inference.goodness import compensators, with_exact_times
 from fourpoint.inference.sampling import eval_mode, exposed_rates, remember, sample
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import HOLIDAYS, PERIODIC, TREND, Effects
+from fourpoint.models.effects import HOLIDAYS, MONTHDAY, PERIODIC, TREND, Effects
 from fourpoint.ops import rescaling
 
 Floats = NDArray[np.float64]
@@ -517,13 +517,15 @@ def calendar(model: PointProcess) -> dict[str, dict[str, Any]]:
 
 
 def _term(effects: Effects, term: str) -> Floats:
-    """The log of one periodic term's factor in the middle of each of its intervals."""
+    """The log of one term's factor in the middle of each of its intervals."""
+    columns = effects.spec.columns[term]
+    weight = effects.weight.detach().double().mean(1)
+    if term == MONTHDAY:
+        return np.asarray(weight[columns].numpy())
     periodic = PERIODIC[term]
     cells = (np.arange(periodic.intervals) + 0.5) / periodic.intervals
     times = periodic.origin + periodic.period * cells
     index, share = effects.active(torch.from_numpy(times))
-    columns = effects.spec.columns[term]
     own = (index >= columns.start) & (index < columns.stop)
-    weight = effects.weight.detach().double().mean(1)
     contribution = torch.where(own, share * weight[index], 0.0)
     return np.asarray(contribution.sum(-1).numpy())

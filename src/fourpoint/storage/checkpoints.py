@@ -28,6 +28,7 @@ from torch import Tensor
 from fourpoint.atomic import TEMPORARY, locked_in_turn, make_folder, write_atomic
 from fourpoint.events import UserError
 from fourpoint.former_names import (
+    ADDED_TENSORS,
     FORMER_CONSTANT_RATES,
     FORMER_MODELS,
     FORMER_SETTINGS,
@@ -414,4 +415,7 @@ def current_names(model: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         length = torch.ones((), dtype=torch.float64)
         return others | {"baseline.log_base": tensors[old][..., None], "baseline.length": length}
     former = FORMER_TENSORS.get(model, {})
-    return {former.get(name, name): tensor for name, tensor in tensors.items()}
+    found = {former.get(name, name): tensor for name, tensor in tensors.items()}
+    for name, value in ADDED_TENSORS.get(model, {}).items():
+        found.setdefault(name, torch.tensor(value, dtype=torch.float64))
+    return found

@@ -4,13 +4,16 @@ data better.
 With "auto" terms are added one at a time, from coarse to fine, to a Poisson process. A term is kept
 if its gain on held-out time exceeds the standard error of that gain: rhythms are penalised, so that
 one without an effect costs little, and one that is left out costs what it explains. A trend, which
-continues at its last level, and the quarters of an hour, which are 96 numbers, are kept only if
-their gain is larger than chance explains (`training.closed_forms.clearly_positive`). Held out are
-blocks of the training time in turn, whole days where the log is long enough, and the development
-data. Terms are tried only if the training data cover at least two of their periods, and one number
-for every quarter of an hour or hour of the week only if there are events enough.
+continues at its last level, the quarters of an hour, which are 96 numbers, and the days of the
+month are kept only if their gain is larger than chance explains
+(`training.closed_forms.clearly_positive`). Held out are blocks of the training time in turn, whole
+days where the log is long enough, and the development data; for the days of the month, blocks of
+about a month (:func:`monthly_gain`). Terms are tried only if the training data cover at least two
+of their periods, and one number for every quarter of an hour or hour of the week only if there are
+events enough.
 `training.comparing` uses the same terms (:func:`tried_terms`), all of them but for a trend that
-gains nothing (:func:`drifts`).
+gains nothing (:func:`drifts`) and days of the month that do not clearly gain
+(:func:`recurs_monthly`).
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fourpoint.events import Dataset
 from fourpoint.events.dates import shown
 from fourpoint.models.effects import (
+    MONTHDAY,
     PERIODIC,
     TREND,
     Effects,
@@ -33,6 +38,8 @@ from fourpoint.models.effects import (
 )
 from fourpoint.models.effects_fit import blocks_of, held_out_scores
 from fourpoint.training.closed_forms import clearly_positive, standard_error
+
+Floats = NDArray[np.float64]
 
 AUTO = "auto"
 NONE = "none"
@@ -45,9 +52,14 @@ TRIED = {
     "quarterhour": 2 * 86400.0,
     "month": 1.5 * 365.25 * 86400.0,
     TREND: 28 * 86400.0,
+    MONTHDAY: 90 * 86400.0,  # the training part of a log of about four months
 }
 FINE = ("weekhour", "quarterhour")
-SELDOM = (TREND, "quarterhour")  # that are kept only if their gain is larger than chance explains
+SELDOM = (
+    TREND,
+    "quarterhour",
+    MONTHDAY,
+)  # that are kept only if their gain is larger than chance explains
 # events of each type, on average, per quarter of an hour or hour of the week, from which each has a
 # number
 PER_SLOT = 10
@@ -60,6 +72,7 @@ STEPS = (86400.0, 43200.0, 21600.0, 14400.0, 7200.0)  # resolutions coarser than
 LOOKED_AT = 20_000  # events whose times are looked at
 NEARLY_ALL = 0.98  # of them
 UNITS = 60  # blocks of time
+MONTH = 365.2425 * 86400.0 / 12
 FOLDS = 5  # parts of them that are held out together
 DEV_UNITS = 20
 
@@ -93,8 +106,10 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     tried = tried_terms(train)
     if not tried:
         return Chosen(effects_of(train))
-    whole = effects_of(train, tried)
-    blocks = blocks_of(train.some(MOST_EVENTS, seed=0), whole, UNITS)
+    rhythms = [name for name in tried if name != MONTHDAY]
+    whole = effects_of(train, rhythms)
+    seen = train.some(MOST_EVENTS, seed=0)
+    blocks = blocks_of(seen, whole, UNITS)
     events = len(blocks.of_events)
     other = None
     if dev.scored_events:
@@ -103,15 +118,19 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     before = held_out_scores(blocks, whole, effects_of(train), FOLDS, other)
     names: list[str] = []
     said = []
-    for name in tried:
+    for name in rhythms:
         spec = effects_of(train, [*names, name])
         scores = held_out_scores(blocks, whole, spec, FOLDS, other)
         gain = scores - before
         if _worthwhile(name, torch.from_numpy(gain)):
             names.append(name)
             before = scores
-            per_event = float(np.sum(gain)) / events
-            said.append(f"{name} (+{per_event:.4f} nats per held-out event)")
+            said.append(_gained(name, gain, events))
+    if MONTHDAY in tried:
+        gain = monthly_gain(train)
+        if _worthwhile(MONTHDAY, torch.from_numpy(gain)):
+            names.append(MONTHDAY)
+            said.append(_gained(MONTHDAY, gain, seen.scored_events))
     if TREND in tried and TREND not in names and begun_or_ended(train):
         # The rates of types change, which the sum over types need not show.
         names.append(TREND)
@@ -119,6 +138,11 @@ def _automatic(train: Dataset, dev: Dataset) -> Chosen:
     if not names:
         return Chosen(effects_of(train), ["calendar: no term is better than chance"])
     return Chosen(effects_of(train, names), [f"calendar: {', '.join(said)}"])
+
+
+def _gained(name: str, gain: Floats, events: int) -> str:
+    """A term with the gain for each held-out event."""
+    return f"{name} (+{float(np.sum(gain)) / events:.4f} nats per held-out event)"
 
 
 def _worthwhile(name: str, gain: torch.Tensor) -> bool:
@@ -174,6 +198,27 @@ def drifts(data: Dataset) -> bool:
     return float(gain.sum()) > standard_error(gain)
 
 
+def monthly_gain(data: Dataset, *, covariates: bool = True) -> Floats:
+    """What the days of the month gain on held-out blocks of time, each of which has about a month,
+    beside the days of the week and, unless not ``covariates``, covariates.
+
+    Every FOLDS-th block is held out in turn. Blocks of a few days would hold out the same days of
+    all months together, whose levels would then be known from nowhere; and a gain that is made on
+    two days of a month is seen in every block of a month, but in few blocks of two days.
+    """
+    whole = effects_of(data, ("weekday", MONTHDAY), covariates=covariates)
+    plain = effects_of(data, ("weekday",), covariates=covariates)
+    months = max(2, min(UNITS, round(covered_seconds(data) / MONTH)))
+    blocks = blocks_of(data.some(MOST_EVENTS, seed=0), whole, months)
+    with_days = held_out_scores(blocks, whole, whole, FOLDS)
+    return with_days - held_out_scores(blocks, whole, plain, FOLDS)
+
+
+def recurs_monthly(data: Dataset) -> bool:
+    """Whether the days of the month gain more on held-out months than chance explains."""
+    return clearly_positive(torch.from_numpy(monthly_gain(data, covariates=False)))
+
+
 def covered_seconds(data: Dataset) -> float:
     """From the first start of a sequence with dates to the last stop."""
     assert data.context is not None and data.context.origin is not None
@@ -210,7 +255,7 @@ def tried_terms(data: Dataset) -> list[str]:
 
 def term_resolution(name: str) -> float:
     """Seconds within which a term of the calendar tells times apart."""
-    if name == TREND:
+    if name in (MONTHDAY, TREND):
         return 86400.0
     term = PERIODIC[name]
     return term.period / term.intervals

@@ -61,7 +61,7 @@ from fourpoint.inference.resolution import resolution_of
 from fourpoint.kernels.compiling import threads_for_loops
 from fourpoint.models import MODELS
 from fourpoint.models.base import PointProcess
-from fourpoint.models.effects import TREND, EffectsSpec, effects_of, seconds_per_unit
+from fourpoint.models.effects import MONTHDAY, TREND, EffectsSpec, effects_of, seconds_per_unit
 from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.hawkes_effects import LARGEST_INFORMATION
@@ -70,7 +70,7 @@ from fourpoint.ops.pairing import Gain, paired_gain
 from fourpoint.ops.periodogram import timestamp_resolution
 from fourpoint.report.printing import Printed, bar, text_table
 from fourpoint.settings import parameters
-from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, tried_terms
+from fourpoint.training.calendar import AUTO, FINE, NONE, drifts, recurs_monthly, tried_terms
 from fourpoint.training.closed_forms import SLOWEST, SOME_SEQUENCES, TRIGGERED
 from fourpoint.training.fitting import fit
 from fourpoint.training.held_out import (
@@ -605,6 +605,8 @@ class _Ladder:
         # A trend takes time: nodes of one time of the week are no longer the same.
         if TREND in names and not drifts(self.raw):
             names.remove(TREND)
+        if MONTHDAY in names and not recurs_monthly(self.raw):
+            names.remove(MONTHDAY)
         return names
 
     # ------------------------------------------------------------------ the steps

@@ -175,9 +175,9 @@ def fit(
             the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
             events it keeps its first weights unless the trained ones are clearly better on dev.
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
-            weekday, week, month and holidays:COUNTRY, "auto" (those that gain on dev, for data with
-            dates), or "none". Covariates of the data are always used, and
-            event features scale what an event triggers (hawkes, and dapp without normalisation).
+            weekday, week, month, monthday and holidays:COUNTRY, "auto" (those that gain on dev, for
+            data with dates), or "none". Covariates of the data are always used, and event features
+            scale what an event triggers (hawkes, and dapp without normalisation).
         outages: "auto" takes silences that the rate of a log with dates cannot explain as time in
             which nothing was recorded (`training.outages`); "none" counts them as observed.
         convention: of the likelihood that is maximised; "gaps" for comparisons with tables that

@@ -537,8 +537,9 @@ const refreshModel = paced(async () => {
 const CALENDAR_LABELS = {
   weekday: ["Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun"],
   month: ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"],
+  monthday: Array.from({ length: 31 }, (_, i) => String(i + 1)),
 };
-const CALENDAR_TITLES = { hour: "Hour of the day", weekday: "Day of the week", month: "Month", week: "Hour of the week" };
+const CALENDAR_TITLES = { hour: "Hour of the day", weekday: "Day of the week", month: "Month", week: "Hour of the week", monthday: "Day of the month" };
 
 function drawModel(model) {
   const parts = [];
