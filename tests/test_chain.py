@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import gammaln
-from scipy.stats import nbinom
+from scipy.stats import ks_2samp, nbinom
 
 import fourpoint as fp
 from fourpoint.events import Context, Dataset, Sequence
@@ -87,3 +87,32 @@ def test_independent_levels_of_days_are_forgotten_at_midnight() -> None:
     forgets = model.chain.forgets.detach()
     assert forgets[23] > 0.5
     assert (forgets[:23] < 0.1).all()
+
+
+def test_paths_from_hidden_states_have_the_law_of_thinning() -> None:
+    """Counts, times and marks of paths that begin within a block, from a past that tells of it."""
+    rng = np.random.default_rng(8)
+    times = np.sort(rng.uniform(0, 24 * 30, 900))
+    context = Context(origin=np.array([19723 * 86400.0 + 1800.0]))
+    marks = rng.integers(0, 2, len(times))
+    log = Sequence(times, marks, start=0.0, stop=720.0, context=context)
+    model = MarkovModulated(marks=2, states=3, block=3600.0)
+    fp.fit(model, Dataset.from_sequences([log], unit="hours"), calendar="hour", progress=False)
+    with torch.no_grad():
+        model.log_level += torch.tensor([-1.5, 0.0, 1.2])
+        model.log_shape.fill_(np.log(2.0))
+    paths = [
+        fp.sample_paths(model, 720.3, 732.0, 2000, 5, history=log.until(720.0), method=method)
+        for method in ("auto", "thinning")
+    ]
+    assert [one.method for one in paths] == ["hidden states first", "thinning"]
+    drawn = [one.data for one in paths]
+    counts = [one.lengths for one in drawn]
+    gap = counts[0].mean() - counts[1].mean()
+    assert abs(gap) < 4 * np.sqrt((counts[0].var() + counts[1].var()) / 2000)
+    assert counts[0].std() == pytest.approx(counts[1].std(), rel=0.1)
+    assert ks_2samp(drawn[0].times, drawn[1].times).pvalue > 1e-4
+    early = [np.bincount(d.mark_ids[d.times < 721.0], minlength=2) / 2000 for d in drawn]
+    assert early[0] == pytest.approx(early[1], abs=0.06)
+    with pytest.warns(UserWarning, match="reached most=2"):
+        assert fp.sample(model, 720.0, 732.0, 50, history=log, most=2).lengths.max() == 2

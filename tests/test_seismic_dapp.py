@@ -203,7 +203,7 @@ def test_draws_of_places_follow_the_rate() -> None:
     # the first events of paths that begin then
     many = select_rows(history, torch.zeros(2000, dtype=torch.int64))
     begin = torch.full((2000,), when, dtype=torch.float64)
-    paths = model.draw_clusters(many, begin, begin + 0.05, random, 1000)
+    paths = model.draw_paths(many, begin, begin + 0.05, random, 1000)
     assert paths is not None
     first_of = torch.cat([torch.ones(1, dtype=torch.bool), paths.row.diff() > 0])
     check_places(model, history, when, paths.place[first_of])

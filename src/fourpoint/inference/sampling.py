@@ -246,10 +246,10 @@ def advance(
     unfinished = torch.zeros_like(start, dtype=torch.bool)
     exposure = None if past.context is None else past.context.exposure
     try:
-        if method == "auto" and model.draws_clusters and exposure is None:
-            clusters = _clusters(model, past, start, stop, random, most, limit)
-            if clusters is not None:
-                return clusters
+        if method == "auto" and model.draws_paths and exposure is None:
+            whole = _whole_paths(model, past, start, stop, random, most, limit)
+            if whole is not None:
+                return whole
         every = torch.arange(len(start), device=start.device)
         for rows in every.split(_group(past)):
             own = past if len(rows) == len(start) else select_rows(past, rows)
@@ -286,7 +286,7 @@ def advance(
     return Paths(data, chosen, tally.acceptance, capped.numpy(), left.numpy())
 
 
-def _clusters(
+def _whole_paths(
     model: PointProcess,
     past: History,
     start: Tensor,
@@ -295,22 +295,24 @@ def _clusters(
     most: int | None,
     limit: int,
 ) -> Paths | None:
-    """Paths from a model that draws whole clusters of events; None where a cap is reached, which
-    only the order of time can tell.
+    """Paths from a model that draws whole ones; None where a cap is reached, which only the order
+    of time can tell.
     """
-    found = model.draw_clusters(past, start, stop, random, limit if most is None else most - 1)
+    found = model.draw_paths(past, start, stop, random, limit if most is None else most - 1)
     if found is None:
         if most is None:
             raise ExplosiveRate(f"a path with more than {limit:,} events")
         return None
     order = torch.from_numpy(np.lexsort((found.time.numpy(), found.row.numpy())))
     features = None if found.features is None else found.features[order]
-    events = [
-        Drawn(found.row[order], found.time[order], found.mark[order], found.place[order], features)
-    ]
+    place = None if found.place is None else found.place[order]
+    events = [Drawn(found.row[order], found.time[order], found.mark[order], place, features)]
     nobody = torch.zeros(0, dtype=torch.int64)
     return Paths(
-        _dataset(events, start, stop, nobody, model), "clusters", float("nan"), nobody.numpy()
+        _dataset(events, start, stop, nobody, model),
+        model.draws_paths,
+        float("nan"),
+        nobody.numpy(),
     )
 
 

@@ -187,7 +187,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
     # What past events show, in models in which none leads to another; "" in others.
     past_shows: ClassVar[str] = ""
     draws_places: bool = False  # `draw_places` is implemented
-    draws_clusters: bool = False  # `draw_clusters` is implemented
+    draws_paths: str = ""  # how `draw_paths` draws, where it is implemented
     sums_over_marks: ClassVar[bool] = False  # total rates without forming the rate of every mark
     early_nodes: ClassVar[bool] = False  # nodes of the training loss lie closer soon after events
     scored_by_kernels: ClassVar[bool] = False  # compiled loops do most of an evaluation on a CPU
@@ -633,7 +633,7 @@ class PointProcess(Described, nn.Module, Generic[H]):
         """Places of events of known time and type, for models with ``draws_places``."""
         raise NotImplementedError(f"{type(self).__name__} does not draw places")
 
-    def draw_clusters(
+    def draw_paths(
         self,
         history: H,
         start: Float[Tensor, " B"],
@@ -641,8 +641,8 @@ class PointProcess(Described, nn.Module, Generic[H]):
         random: torch.Generator,
         limit: int,
     ) -> Any:
-        """Whole paths at once, as clusters of immigrants and offspring, for models with
-        ``draws_clusters``; None where a path has more than ``limit`` events.
+        """Whole paths at once, not in the order of time, for models with ``draws_paths``: as
+        clusters of immigrants and offspring, say. None where a path has more than ``limit`` events.
         """
         return None
 

@@ -254,7 +254,8 @@ class ETAS(PointProcess[ETASHistory]):
         )
         self.background = background
         self.alpha = alpha  # to begin with
-        self.draws_places = self.draws_clusters = self.box is not None
+        self.draws_places = self.box is not None
+        self.draws_paths = "clusters" if self.draws_places else ""
         self.errors: dict[str, float] = {}  # standard errors of the last fit, by `estimates`
         level = [baseline]
         if sources:
@@ -802,7 +803,7 @@ class ETAS(PointProcess[ETASHistory]):
         return found
 
     @torch.no_grad()
-    def draw_clusters(
+    def draw_paths(
         self,
         history: ETASHistory,
         start: Float[Tensor, " B"],
@@ -857,7 +858,7 @@ class ETAS(PointProcess[ETASHistory]):
         history: ETASHistory | None = None,
     ) -> Clusters:
         """``count`` independent paths on [start, stop) given the events of one sequence before:
-        as :meth:`draw_clusters`, with the first generation of all paths drawn together. ``history``
+        as :meth:`draw_paths`, with the first generation of all paths drawn together. ``history``
         is that of a sequence which begins with these events, for models that need one.
 
         Raises :class:`UserError` where a path has more than :data:`EXPLODED` events.

@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -129,6 +129,16 @@ class ChainHistory(Positions):
         )
 
 
+class PathEvents(NamedTuple):
+    """Events of several paths: which path, when and of what type."""
+
+    row: Int[Tensor, " E"]
+    time: Float[Tensor, " E"]
+    mark: Int[Tensor, " E"]
+    place: None = None
+    features: None = None
+
+
 class MarkovModulated(PointProcess[ChainHistory]):
     """A Poisson process with calendar and covariates, times a level that is a hidden Markov chain.
 
@@ -154,6 +164,7 @@ class MarkovModulated(PointProcess[ChainHistory]):
     has_upper_bound = True
     past_shows = "how high the hidden level of the rate is"
     fits_in_closed_form = True
+    draws_paths = "hidden states first"
 
     def __init__(
         self,
@@ -599,6 +610,100 @@ class MarkovModulated(PointProcess[ChainHistory]):
                 events = random.poisson(mean).astype(np.int32)
                 found[r, column[i]] += events
         return found
+
+    @torch.no_grad()
+    def draw_paths(
+        self,
+        history: ChainHistory,
+        start: Float[Tensor, " B"],
+        stop: Float[Tensor, " B"],
+        random: torch.Generator,
+        limit: int,
+    ) -> PathEvents | None:
+        """Whole paths: block by block the state and the factor given the past, and given both the
+        events of a Poisson process, by thinning. Their law is that of thinning event by event.
+        """
+        known = self.move(history, start)
+        line = self._timeline(torch.stack([start, stop], 1), history.context)
+        key = torch.randint(2**62, (1,), generator=random)
+        draws = np.random.Generator(np.random.Philox(key=int(key)))
+        chain = self._fixed_chain
+        shape = chain.shape.numpy()
+        cumulative = chain.transitions.cumsum(2).numpy()
+        begins, level, phase = (x.numpy() for x in (line.starts, line.level, line.phase))
+        rows = np.arange(len(start))
+        first = line.block[:, 0].clamp(min=0).numpy()
+        state = _drawn(draws, known.belief[:, 0].numpy().cumsum(1))
+        own = shape[state]
+        gamma_rate = own + level[rows, first, state] * known.mass[:, 0].numpy()
+        factor = draws.gamma(own + known.count[:, 0].numpy()) / gamma_rate
+        now, end = start.numpy(), stop.numpy()
+        found: list[PathEvents] = []
+        count = np.zeros(len(start), dtype=np.int64)
+        last = begins.shape[1] - 1
+        for j in range(int(first.min()), last + 1):
+            entered = (j > first) & (begins[:, j] < end)
+            if entered.any():
+                passed = cumulative[phase[:, j - 1], state]
+                state = np.where(entered, _drawn(draws, passed), state)
+                own = shape[state]
+                factor = np.where(entered, draws.gamma(own) / own, factor)
+            a = np.where(j > first, begins[:, j], now)
+            b = end if j == last else np.minimum(begins[:, j + 1], end)
+            inside = (j >= first) & (a < b)
+            a = np.where(inside, a, now)
+            b = np.where(inside, b, now)
+            height = np.where(inside, level[rows, j, state] * factor, 0.0)
+            events = self._drawn_events(draws, a, b, height, history.context, limit)
+            if events is None:
+                return None
+            found.append(events)
+            count += np.bincount(events.row, minlength=len(start))
+            if count.max(initial=0) > limit:
+                return None
+        return PathEvents(
+            torch.cat([one.row for one in found]),
+            torch.cat([one.time for one in found]),
+            torch.cat([one.mark for one in found]),
+        )
+
+    def _drawn_events(
+        self,
+        draws: np.random.Generator,
+        a: Float[ndarray, " B"],
+        b: Float[ndarray, " B"],
+        height: Float[ndarray, " B"],
+        context: BatchContext | None,
+        limit: int,
+    ) -> PathEvents | None:
+        """Events of Poisson processes on [a, b) whose rates are ``height`` times those of calendar
+        and covariates; None where more than ``limit`` are to be expected.
+        """
+        low, high = torch.from_numpy(a), torch.from_numpy(b)
+        log_bound = self.log_rate.expand(len(a), -1)
+        if self.effects is not None:
+            effects = self.effects.upper_bound(low, high, context, self.log_rate.dtype)
+            log_bound = log_bound + effects
+        bound = log_bound.exp().sum(-1).numpy()
+        mean = bound * height * (b - a)
+        if not (mean <= 2.0 * limit).all():
+            return None
+        number = draws.poisson(mean)
+        row = np.repeat(np.arange(len(a)), number)
+        place = np.arange(len(row)) - np.repeat(number.cumsum() - number, number)
+        time = a[row] + (b - a)[row] * draws.random(len(row))
+        times = np.repeat(a[:, None], int(number.max(initial=0)), 1)
+        times[row, place] = time
+        rates = self._log_population(torch.from_numpy(times), context).exp().numpy()[row, place]
+        cumulative = rates.cumsum(-1)
+        coin = draws.random(len(row)) * bound[row]
+        kept = coin < cumulative[:, -1]
+        mark = (coin[kept][:, None] >= cumulative[kept]).sum(1)
+        return PathEvents(
+            torch.from_numpy(row[kept]),
+            torch.from_numpy(time[kept]),
+            torch.from_numpy(mark),
+        )
 
     def _drawn_levels(
         self,

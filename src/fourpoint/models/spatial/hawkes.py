@@ -156,7 +156,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
     has_upper_bound = True
     fits_in_closed_form = True
     draws_places = True
-    draws_clusters = True
+    draws_paths = "clusters"
 
     def __init__(
         self,
@@ -589,7 +589,7 @@ class SpatialHawkes(PointProcess[SpatialHawkesHistory]):
         return torch.where((parent >= 0)[:, None], near, self.grid.draw(mark, random))
 
     @torch.no_grad()
-    def draw_clusters(
+    def draw_paths(
         self,
         history: SpatialHawkesHistory,
         start: Float[Tensor, " B"],

@@ -424,7 +424,7 @@ class SeismicDAPP(ETAS):
         return torch.stack(rows)
 
     @torch.no_grad()
-    def draw_clusters(
+    def draw_paths(
         self,
         history: ETASHistory,
         start: Float[Tensor, " B"],
@@ -437,7 +437,7 @@ class SeismicDAPP(ETAS):
         every event (`kernels.numba_seismic`).
         """
         if not isinstance(history, SeismicHistory):
-            return super().draw_clusters(history, start, stop, random, limit)
+            return super().draw_paths(history, start, stop, random, limit)
         keys = _keys(len(start), random)
         shared = all(torch.equal(x, x[:1].expand_as(x)) for x in (history.lengths, history.when))
         every = np.arange(len(start))
