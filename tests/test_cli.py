@@ -282,7 +282,7 @@ BAD_TABLES: dict[str, tuple[dict[str, list[object]], list[str]]] = {
     "mark": ({"seq_id": ["a", "a"], "t": [1.0, 2.0], "mark": [0, -1]}, ["mark", "-1"]),
     "empty table": ({"seq_id": [], "t": []}, ["at least one event"]),
     "column": ({"a": ["x"], "b": [1.0]}, ["a column of times", "'a', 'b'"]),
-    "words": ({"seq_id": ["a"], "t": ["noon"]}, ["numbers", "string"]),
+    "words": ({"seq_id": ["a"], "t": ["noon"]}, ["numbers", "'noon'"]),
     "split": (
         {"seq_id": ["a"], "t": [1.0], "split": ["training"]},
         ["train, dev or test", "training"],

@@ -84,7 +84,7 @@ def law(model: Any, sequence: fp.Sequence, horizon: float) -> list[float]:
     """
     with torch.no_grad():
         here = remember(model, sequence.batch())
-        _, found = _next_event(model, here, sequence.stop, horizon)
+        found = _next_event(model, here, sequence.stop, horizon)
     return [found.quantiles[level] - sequence.stop for level in LEVELS]
 
 

@@ -409,7 +409,7 @@ class _Guess:
         ]
         if found and looks_like_time(found[0]):
             raise self._no_header(found[0])
-        if not found and not self.table.load(self.names[:1]).num_rows:
+        if not found and not self.table.head(self.names[:1]).num_rows:
             raise self.table.error(
                 "at least one event",
                 "a table without rows",

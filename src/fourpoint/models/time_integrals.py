@@ -49,35 +49,42 @@ def integrals_between(
         total, each = integrals_between(log_rates, effects, *flat, first, nodes)
         return total.reshape(a.shape), each.reshape(*a.shape, -1)
     exposure = None if context is None else context.exposure
-    edges = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
-    low = edges.amin(1)
-    high = edges.amax(1)
-    parts = [edges]
+    times = torch.cat([a, b], 1).detach()  # no gradient in times is asked for
+    low = times.amin(1, keepdim=True)
+    high = times.amax(1, keepdim=True)
+    parts = [low, high]
     if effects is not None:
-        parts.append(effects.cuts(low, high, context, PIECE))
+        parts.append(effects.cuts(low[:, 0], high[:, 0], context, PIECE))
     if exposure is not None:
         parts.append(exposure.times)
-    grid = torch.cat(parts, 1).clamp(low[:, None], high[:, None])
-    grid = grid.unique()[None] if len(grid) == 1 else grid.sort(1).values
-    width = grid.diff(dim=1)
+    # Pieces do not depend on the times of events, and so nothing depends on later ones.
+    grid = torch.cat(parts, 1).clamp(low, high).sort(1).values
+    back = None
+    if len(times) == 1:
+        distinct, back = times[0].unique(return_inverse=True)
+        times = distinct[None]
+    piece = torch.searchsorted(grid, times.contiguous(), right=True) - 1
+    begin = torch.cat([grid[:, :-1], grid.gather(1, piece)], 1)
+    end = torch.cat([grid[:, 1:], times], 1)
+    width = end - begin
     x, weights = (part.to(grid) for part in gauss_legendre(nodes))
-    places = grid[:, :-1, None] + width[..., None] * x
+    places = begin[..., None] + width[..., None] * x
     rates = log_rates(places, context).exp()
     each = torch.einsum("bhqm,q,bh->bhm", rates, weights, width)
     total = each.sum(-1)
     if exposure is not None:
-        middle = grid[:, :-1] + width / 2
+        middle = begin + width / 2
         total = total * exposure.at(middle)[..., 0]
-    passed = nn.functional.pad(total.cumsum(1), (1, 0))
-    passed_each = nn.functional.pad(each.cumsum(1), (0, 0, 1, 0))
-    left = torch.searchsorted(grid, a.contiguous())
-    right = torch.searchsorted(grid, b.contiguous())
-    left_each = left[..., None].expand(-1, -1, each.shape[-1])
-    right_each = right[..., None].expand(-1, -1, each.shape[-1])
-    return (
-        passed.gather(1, right) - passed.gather(1, left),
-        passed_each.gather(1, right_each) - passed_each.gather(1, left_each),
-    )
+    pieces = grid.shape[1] - 1
+    until = nn.functional.pad(total[:, :pieces].cumsum(1), (1, 0))
+    until_each = nn.functional.pad(each[:, :pieces].cumsum(1), (0, 0, 1, 0))
+    of_each = piece[..., None].expand(-1, -1, each.shape[-1])
+    passed = until.gather(1, piece) + total[:, pieces:]
+    passed_each = until_each.gather(1, of_each) + each[:, pieces:]
+    if back is not None:
+        passed, passed_each = passed[:, back], passed_each[:, back]
+    Q = a.shape[1]
+    return passed[:, Q:] - passed[:, :Q], passed_each[:, Q:] - passed_each[:, :Q]
 
 
 def share_one_rate(context: Context | BatchContext) -> bool:
