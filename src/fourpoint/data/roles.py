@@ -409,7 +409,8 @@ class _Guess:
         ]
         if found and looks_like_time(found[0]):
             raise self._no_header(found[0])
-        if not found and not self.table.head(self.names[:1]).num_rows:
+        # A title above the header looks like one column, whose rows have another number of them.
+        if not found and len(self.names) > 1 and not self.table.head(self.names[:1]).num_rows:
             raise self.table.error(
                 "at least one event",
                 "a table without rows",
