@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
+from typing import Any
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -418,14 +419,14 @@ def test_a_fit_that_is_no_maximum_says_so(monkeypatch: pytest.MonkeyPatch) -> No
     data = trading_days(1, 2)
     climb = hawkes_effects._climb
 
-    def held(problem, at, low, high, steps, *, held=False):  # type: ignore[no-untyped-def]
+    def stuck(problem: Any, at: Any, low: Any, high: Any, steps: int, *, held: bool = False) -> Any:
         if problem.events < data.events:
             return climb(problem, at, low, high, steps, held=held)
         at = replace(at, theta=at.theta + np.eye(len(at.theta))[:, :1])
         return at, hawkes_effects._evaluate(problem, at, second=False)[0]
 
     monkeypatch.setattr(hawkes_effects, "SEARCH", 1000)
-    monkeypatch.setattr(hawkes_effects, "_climb", held)
+    monkeypatch.setattr(hawkes_effects, "_climb", stuck)
     found = estimate_with_effects(data, effects_of(data, ("hour",)))
     assert "repeated from a fit without excitation" in found.notes[0]
     assert "the fit is not at its maximum: it expects" in found.notes[1]

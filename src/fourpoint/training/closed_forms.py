@@ -34,7 +34,13 @@ from fourpoint.models.frailty import Frailty
 from fourpoint.models.hawkes import Hawkes
 from fourpoint.models.markov_modulated import MarkovModulated
 from fourpoint.models.poisson import Poisson, SplinePoisson
-from fourpoint.training.held_out import Fold, days_of, scored_starts, shape_of_days
+from fourpoint.training.held_out import (
+    LEAST_DAYS,
+    Fold,
+    days_of,
+    scored_starts,
+    shape_of_days,
+)
 from fourpoint.training.team import Team
 
 FEW_SEQUENCES = 30  # below this number sequences are cut into blocks of gaps
@@ -55,7 +61,6 @@ MOST_BESIDE_DAYS = 200_000  # events that levels of days are tried on
 MOST_EVENTS = 1_000_000  # training events that a Hawkes process is fitted to
 CALENDAR = "poisson with calendar and covariates"  # name of a closed-form model
 MOST_PAIRS = 2e8  # events times types squared, beyond which no Hawkes process is fitted
-LEAST_DAYS = 20.0  # of a log, for a model of levels that change from day to day
 
 
 @dataclass(frozen=True)

@@ -169,10 +169,11 @@ def fit(
         device: "cpu", "cuda", "mps", or "auto", the first of cuda, mps and cpu that is there. The
             fitted model is back on the CPU.
         mixed: sequences of all lengths in a batch, rather than of like length, which saves padding.
-        baselines: whether closed-form models (constant rate, spline, Hawkes) are fitted first and
-            the simplest of them that no other exceeds by more than the standard error of its gain
-            is returned as ``Fit.model`` where one of them is better on dev, or stable where
-            the trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
+        baselines: whether closed-form models (constant rate, spline, Hawkes, levels that change
+            from day to day) are fitted first and the simplest of them that no other exceeds by more
+            than the standard error of its gain is returned as ``Fit.model``, unless the trained
+            model exceeds the best of them by more than that on dev; or a stable one where the
+            trained model is explosive. ``model`` itself is trained anyway; on fewer than 500
             events it keeps its first weights unless the trained ones are clearly better on dev.
         calendar: terms of the calendar in the baseline (`models.effects`): names among hour,
             weekday, week, month, monthday and holidays:COUNTRY, "auto" (those that gain on dev, for
