@@ -133,20 +133,25 @@ def test_the_loop_equals_the_equations_and_so_does_its_gradient(N: int, M: int) 
 
 def test_the_score_has_its_gradient() -> None:
     random = torch.Generator().manual_seed(1)
-    own, total, gaps = (torch.randn(n, 3, generator=random, dtype=torch.float64) for n in (4, 5, 5))
-    gaps, valid = gaps.abs(), torch.rand(4, 3, generator=random) > 0.3
+    gaps = torch.randn(5, 3, generator=random, dtype=torch.float64).abs()
     gaps[2, 0] = 0.0
-    for time_weight, kept in (
-        (-0.8, None),
-        (0.0, None),
-        (1e-4, None),
-        (0.5, None),
-        (0.5, torch.rand(5, 3, generator=random) > 0.4),
-    ):
-        w = torch.tensor(time_weight, dtype=torch.float64, requires_grad=True)
-        assert torch.autograd.gradcheck(
-            _Score.apply, (own.requires_grad_(), total.requires_grad_(), w, gaps, valid, kept)
+    fewer = torch.where(torch.rand(5, 3, generator=random) > 0.4, gaps, 0.0)
+    valid = torch.rand(4, 3, generator=random) > 0.3
+    for count in (1, 2):
+        level, opening = (
+            torch.randn(*shape, count, generator=random, dtype=torch.float64, requires_grad=True)
+            for shape in ((5, 3), (3,))
         )
+        marks = torch.randint(count, (4, 3), generator=random)
+        for time_weight, own in (
+            (-0.8, gaps),
+            (0.0, gaps),
+            (1e-4, gaps),
+            (0.5, gaps),
+            (0.5, fewer),
+        ):
+            w = torch.tensor(time_weight, dtype=torch.float64, requires_grad=True)
+            assert torch.autograd.gradcheck(_Score.apply, (level, opening, w, marks, own, valid))
 
 
 def test_a_constant_rate_between_events_where_w_is_0() -> None:

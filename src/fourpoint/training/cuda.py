@@ -208,7 +208,8 @@ class CapturedSteps(Steps):
         """One step, from rows to weights; nothing in it waits."""
         with _rounded_products(self.model.rounded_products):
             batches = (self._batch(rows, shape.room) for rows in shape.rows.chunk(shape.parts))
-            loss, norm = self._gradients(batches, self.random, self.inputs[0])
+            loss = self._gradients(batches, self.random, self.inputs[0])
+        norm = nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
         nn.utils.clip_grads_with_norm_(self.weights, self.recipe.clip, norm)
         self.optimiser.step()
         self.kept.index_copy_(0, self.cursor, torch.stack([loss.float(), norm.float()])[None])

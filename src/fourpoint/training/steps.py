@@ -93,7 +93,7 @@ class Steps:
         self.looping = found is not None
         if found is not None:
             return found
-        value, _ = self._gradients([batch], self.seeded(random, step), events)
+        value = self._gradients([batch], self.seeded(random, step), events)
         return value.item(), [p.grad for p in self.weights]
 
     def _in_loops(
@@ -128,10 +128,9 @@ class Steps:
 
     def _gradients(
         self, parts: Iterable[Batch], random: torch.Generator, events: float | Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The loss of a batch over the expected number of ``events``, its gradient in the weights,
-        and that gradient's norm; the batch may come in ``parts``, of which one at a time has to fit
-        into memory.
+    ) -> Tensor:
+        """The loss of a batch over the expected number of ``events``, and in the weights its
+        gradient; the batch may come in ``parts``, of which one at a time has to fit into memory.
         """
         self._ready(random)
         for p in self.weights:
@@ -146,7 +145,7 @@ class Steps:
             )
             loss.backward()
             total = total + loss.detach()
-        return total, nn.utils.get_total_norm([p.grad for p in self.weights if p.grad is not None])
+        return total
 
     def _ready(self, random: torch.Generator) -> None:
         if not self.model.training:
@@ -281,7 +280,7 @@ def _set_gradients(weights: list[nn.Parameter], gradients: list[Tensor | None]) 
 
 def _norm(gradients: list[Tensor]) -> float:
     """The Euclidean norm of all gradients together."""
-    if gradients and all(one.dtype == torch.float64 and one.is_cpu for one in gradients):
-        whole = np.concatenate([one.numpy().reshape(-1) for one in gradients])
+    if gradients and all(one.is_cpu for one in gradients):
+        whole = np.concatenate([one.detach().numpy().reshape(-1) for one in gradients])
         return math.sqrt(float(np.vdot(whole, whole)))
     return float(nn.utils.get_total_norm(gradients))
