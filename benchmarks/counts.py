@@ -2,7 +2,7 @@
 last two months of 2013, beside Prophet, statsforecast and a Poisson GLM.
 
     python benchmarks/counts.py [--first 2013-11-01] [--last 2014-01-01] [--paths 12000]
-    [--refit 7] [--ours ...] [--theirs ...] [--jobs 2] [--cache DIR] [--weather]
+    [--refit 7] [--ours ...] [--theirs ...] [--jobs 2] [--cache DIR] [--weather] [--dew-point]
 
 All get the same: the events of ``nyc_delays_log`` before each midnight, and the calendar (time of
 day, day of the week) in local time. Our models are fitted again every ``--refit`` days, and at
@@ -25,6 +25,10 @@ alike. An interval between the quantiles at 5% and 95% is reported too: it holds
 counts even if the forecast is right, since where a count of 0 has a probability above 5% nothing
 lies below it. ``ideal`` is how often an interval would hold the count if the forecast were right:
 at night, when 0 has a probability near 1, more than 90%.
+
+``--dew-point`` also gives all methods that take covariates (all but MSTL) the dew point, as it was
+last recorded before midnight: a covariate that is known when the forecast is made
+(``--covariates-as-of 1d``).
 
 ``--weather`` also reports what the weather of the same hour, as known covariates, gains on the same
 two months in nats per event. A peer that is not installed is shown as missing.
@@ -74,19 +78,21 @@ Forecaster = Callable[[int], Floats]  # quantiles (hours, levels) of a day, by n
 
 
 @lru_cache(maxsize=1)
-def log_of(first: str, last: str) -> Log:
+def log_of(first: str, last: str, dew_point: bool = False) -> Log:
     """The log with the days from ``first`` to before ``last``; read once in a process."""
-    return Log(first, last)
+    return Log(first, last, dew_point)
 
 
 class Log:
     """The log without marks and weather, its days, and counts by hour."""
 
-    def __init__(self, first: str, last: str) -> None:
+    def __init__(self, first: str, last: str, dew_point: bool) -> None:
         found = fp.load("nyc_delays_log")
         assert found.context is not None
         self.weather = replace(found, mark_ids=np.zeros_like(found.mark_ids), marks=MarkSpace())
         self.data = replace(self.weather, context=found.context.without("covariates"))
+        if dew_point:
+            self.data = with_dew_point(self.weather)
         dates = self.data.dates(0)
         assert dates is not None
         begin, end = np.datetime64(first, "D"), np.datetime64(last, "D")
@@ -97,11 +103,32 @@ class Log:
         self.local = dates.wall(np.arange(len(self.counts))).astype("datetime64[s]")
         self.hour = (self.local - self.local.astype("datetime64[D]")).astype(np.int64) // 3600
         self.weekday = (self.local.astype("datetime64[D]").astype(np.int64) + 3) % 7
+        self.known: dict[str, Floats] = {}  # covariates by hour
+        if dew_point and self.data.context is not None:
+            steps = self.data.context.covariates
+            assert steps is not None
+            values = steps.at(0, np.arange(len(self.counts), dtype=np.float64))
+            self.known = {"dew_point": values[:, 0]}
 
     def before(self, first: str, data: Dataset | None = None) -> tuple[Dataset, Dataset]:
         """What comes before a date, and what comes after it with the former as history."""
         early, late = (data or self.data).split_at([first])
         return early, late
+
+
+def with_dew_point(data: Dataset) -> Dataset:
+    """The data with one covariate: the dew point in degrees Fahrenheit, by the usual approximation
+    T - 9/25 (100 - humidity), as it was last recorded before midnight.
+    """
+    context = data.context
+    assert context is not None and context.covariates is not None
+    steps = context.covariates
+    temperature, humidity = (
+        steps.values[:, steps.names.index(name)] for name in ("temperature", "humidity")
+    )
+    dew_point = temperature - 9 / 25 * (100 - humidity)
+    covariates = replace(steps, names=("dew point",), values=dew_point[:, None])
+    return fp.covariates_as_of(replace(data, context=replace(context, covariates=covariates)), "1d")
 
 
 def main() -> None:
@@ -118,6 +145,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="processes that forecast days")
     parser.add_argument("--cache", type=Path, help="folder that keeps the forecasts of peers")
     parser.add_argument("--weather", action="store_true")
+    parser.add_argument("--dew-point", action="store_true", help="give all the dew point")
     options(parser)
     given = parser.parse_args()
     if given.quick:
@@ -125,7 +153,7 @@ def main() -> None:
     torch.set_num_threads(1)
     about = "Hourly counts a day ahead: CRPS and coverage of 90% intervals."
     record = Record("counts", about, given.quick)
-    log = log_of(given.first, given.last)
+    log = log_of(given.first, given.last, given.dew_point)
     hours = sum(b - a for a, b in log.hours)
     print(f"{len(log.days)} midnights from {given.first}, {hours} hours, {given.paths} paths")
     print(", ".join(f"{name} {version}" for name, version in versions().items()))
@@ -172,7 +200,8 @@ def forecast_all(
     kept = Path()
     if given.cache is not None and name in THEIRS:
         version = versions().get(NEEDS[name], "")
-        kept = given.cache / f"{name} {version}".replace(" ", "-")
+        known = " dew point" if given.dew_point else ""
+        kept = given.cache / f"{name} {version}{known}".replace(" ", "-")
         kept.mkdir(parents=True, exist_ok=True)
         files = {i: kept / f"{day}.npy" for i, day in enumerate(log.days)}
         found = {i: np.load(file) for i, file in files.items() if file.is_file()}
@@ -182,7 +211,12 @@ def forecast_all(
     began = time.monotonic()
     tasks = {
         pool.submit(
-            forecast_days, name, (given.first, given.last), chunk, given.refit, given.paths
+            forecast_days,
+            name,
+            (given.first, given.last, given.dew_point),
+            chunk,
+            given.refit,
+            given.paths,
         ): chunk
         for chunk in chunks
     }
@@ -199,7 +233,7 @@ def forecast_all(
 
 
 def forecast_days(
-    name: str, period: tuple[str, str], days: list[int], refit: int, paths: int
+    name: str, period: tuple[str, str, bool], days: list[int], refit: int, paths: int
 ) -> list[Floats]:
     """The forecasts of some days, in a process of its own."""
     torch.set_num_threads(1)
@@ -213,6 +247,7 @@ def forecast_days(
 
 def report(record: Record, log: Log, name: str, forecasts: list[Floats], seconds: float) -> float:
     """Print the scores of the forecasts of all days, and return the CRPS."""
+    part = f"{PART}, given the dew point at midnight" if log.known else PART
     scores, covered, widths, means, ideals, between = [], [], [], [], [], []
     for values, (a, b) in zip(forecasts, log.hours, strict=True):
         truth = log.counts[a:b]
@@ -236,7 +271,7 @@ def report(record: Record, log: Log, name: str, forecasts: list[Floats], seconds
         flush=True,
     )
     figures = {"CRPS": score, "coverage": coverage, "ideal": ideal, "width": width, "mean": mean}
-    record.row(PART, name, **figures, **{"q05 to q95": central})
+    record.row(part, name, **figures, **{"q05 to q95": central})
     if name == HEADLINE:
         record.bar(f"coverage of {name}, at least", coverage, least=0.87)
         record.bar(f"coverage of {name}, at most", coverage, most=0.93)
@@ -329,18 +364,23 @@ def prophet(log: Log) -> Forecaster:
 
     def forecast(day: int) -> Floats:
         a, b = log.hours[day]
-        past = pd.DataFrame({"ds": log.local[:a], "y": np.log1p(log.counts[:a])})
+        known = {name: values[:a] for name, values in log.known.items()}
+        coming = {name: values[a:b] for name, values in log.known.items()}
+        past = pd.DataFrame({"ds": log.local[:a], "y": np.log1p(log.counts[:a]), **known})
         model = Prophet(
             daily_seasonality=True,
             weekly_seasonality=True,
             yearly_seasonality=False,
             uncertainty_samples=SAMPLES,
         )
+        for name in known:
+            model.add_regressor(name)
         np.random.seed(day)  # Prophet draws from the global generator
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             model.fit(past, seed=day)
-            drawn = model.predictive_samples(pd.DataFrame({"ds": log.local[a:b]}))["yhat"]
+            future = pd.DataFrame({"ds": log.local[a:b], **coming})
+            drawn = model.predictive_samples(future)["yhat"]
         return as_counts(np.quantile(drawn, LEVELS, axis=1, method="inverted_cdf").T)
 
     return forecast
@@ -399,7 +439,8 @@ def _glm_table(log: Log) -> tuple[Floats, NDArray[np.int64]]:
     lags = np.stack([lag(24), lag(168), lag(672), evening, early], 1)
     of_day = np.eye(24)[log.hour[hours]]
     of_week = np.eye(7)[log.weekday[hours]][:, 1:]
-    return np.hstack([of_day, of_week, lags]), hours
+    known = [(values[hours] - values.mean()) / values.std() for values in log.known.values()]
+    return np.hstack([of_day, of_week, lags, *(column[:, None] for column in known)]), hours
 
 
 def as_counts(logs: Floats) -> Floats:

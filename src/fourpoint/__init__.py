@@ -33,6 +33,7 @@ __version__ = "0.2.0"
 """
 
 if TYPE_CHECKING:
+    from fourpoint.data.as_of import covariates_as_of
     from fourpoint.data.datasets import available, load
     from fourpoint.data.event_files import scan
     from fourpoint.data.readers import read, write
@@ -113,6 +114,7 @@ __all__ = [
     "available",
     "calibrate",
     "compare",
+    "covariates_as_of",
     "coverage",
     "difference",
     "evaluate",
@@ -154,6 +156,7 @@ _HOME = {
         "events",
     ),
     **dict.fromkeys(("read", "write"), "data.readers"),
+    "covariates_as_of": "data.as_of",
     "scan": "data.event_files",
     **dict.fromkeys(("available", "load"), "data.datasets"),
     **dict.fromkeys(("PROCESSES", "simulate"), "data.synthetic"),

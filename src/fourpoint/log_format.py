@@ -47,6 +47,8 @@ class LogFormat:
             none otherwise.
         projected: the columns of longitude and latitude that were projected to km; none otherwise.
         centre: longitude and latitude of the centre of that projection.
+        as_of: the period at whose beginning covariates of time were taken to be known ("1d"), if
+            one was named.
         origin: the timestamp of time 0, as ISO 8601, in UTC where the log has a zone; None where
             time has no common origin.
 
@@ -76,6 +78,7 @@ class LogFormat:
     window: tuple[str, ...] = ()
     projected: tuple[str, ...] = ()
     centre: tuple[float, ...] = ()
+    as_of: str | None = None
 
     @property
     def in_use(self) -> tuple[str, ...]:
@@ -158,4 +161,5 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "window": (list, tuple),
     "projected": (list, tuple),
     "centre": (list, tuple),
+    "as_of": _TEXT,
 }

@@ -100,7 +100,11 @@ def _surroundings(
     from fourpoint.data.context_tables import with_tables
     from fourpoint.events import Context, Dataset
 
-    given = replace(asked(tables), levels=log.levels, known_zone=log.zone)
+    given = asked(tables)
+    period = given.covariates_as_of
+    if period is None and given.covariates is not None:
+        period = log.as_of
+    given = replace(given, levels=log.levels, known_zone=log.zone, covariates_as_of=period)
     empty = Dataset(
         np.zeros(0),
         np.zeros(0, dtype=np.int64),

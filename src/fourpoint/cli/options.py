@@ -38,6 +38,7 @@ BESIDE = (
     "sequence_covariates",
     "event_features",
     "impute",
+    "covariates_as_of",
 )
 # Those that are about a file of events, and not about tables beside it.
 OF_EVENTS = (
@@ -191,6 +192,15 @@ class ReadingOptions:
             "--impute",
             metavar="previous|mean",
             help="How missing values of covariates are imputed; by default they are an error.",
+        ),
+    ] = None
+    covariates_as_of: Annotated[
+        str | None,
+        typer.Option(
+            "--covariates-as-of",
+            metavar="PERIOD",
+            help="Use covariates of time as known when the day (1d), the week (1w) or a part of "
+            "the day (6h) began, for forecasts made then; a model remembers it.",
         ),
     ] = None
 

@@ -83,6 +83,9 @@ def open_events(
     policy = _policy(options.ties)
     file = Path(source).exists() or Path(source).suffix or "/" in source
     if "://" not in source and (not file or (source in available() and not Path(source).exists())):
+        log = None if fitted is None else fitted.log
+        if log is not None and options.covariates_as_of is None:
+            options = replace(options, covariates_as_of=log.as_of)
         found = _load(source, options)
         notes: Iterable[str] = describe_choices(found, policy)
     else:
@@ -156,6 +159,8 @@ def _with_defaults(source: str, wanted: Asked, fitted: FittedTo | None) -> Asked
             known_noon=fitted.log.noon,
             levels=fitted.log.levels,
         )
+        if wanted.covariates_as_of is None and (ours or wanted.covariates is not None):
+            wanted = replace(wanted, covariates_as_of=fitted.log.as_of)
         if not ours:
             wanted = _same_columns(source, wanted, fitted, fitted.log)
         elif not wanted.event_features and _has(source, fitted.log.features):
@@ -735,6 +740,7 @@ def _load(name: str, options: ReadingOptions) -> Dataset:
         exposure=None,
         covariates=None,
         impute=None,
+        covariates_as_of=None,
     )
     fine = others in (ReadingOptions(), ReadingOptions(place=["none"]))
     check_applies(

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from fourpoint.data.as_of import covariates_as_of, period_text, steps_as_of
 from fourpoint.data.clocks import Clock, read_clock
 from fourpoint.data.columns import Columns, decimal_commas, is_words, open_columns, value_type
 from fourpoint.data.opened import flat
@@ -60,6 +61,8 @@ class Tables:
         impute: what stands for missing values of covariates: the "previous" one or the "mean".
         levels: the values of each column of words in order, as a fitted model knows them.
         timezone: the zone of times without one, if the user has named it.
+        covariates_as_of: a period at whose beginning covariates of time are known, those of a table
+            or those that the data has.
     """
 
     gaps: object = None
@@ -69,6 +72,7 @@ class Tables:
     impute: Impute | None = None
     levels: Levels | None = None
     timezone: str | None = None
+    covariates_as_of: float | str | None = None
 
 
 def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
@@ -92,6 +96,8 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
     if tables.covariates is not None:
         table = read(tables.covariates, what="covariates")
         data = _with_covariates(data, table, tables, notes)
+    elif tables.covariates_as_of is not None:
+        data = covariates_as_of(data, tables.covariates_as_of)
     if tables.observed is not None:
         table = read(tables.observed, what="observed")
         observed = table.intervals()
@@ -435,10 +441,11 @@ class _Beside:
         return f"{start} to {stop} at {place}"
 
     def steps(
-        self, impute: Impute | None, levels: Levels, value: bool = False
+        self, impute: Impute | None, levels: Levels, value: bool = False, earlier: bool = False
     ) -> tuple[Steps, dict[str, tuple[str, ...]], list[str]]:
         """The columns of values as step functions of every sequence, the levels of words, and
-        notes. With ``value`` there is one column, that of an exposure.
+        notes. With ``value`` there is one column, that of an exposure; with ``earlier`` also those
+        rows are kept that no longer hold when a window begins.
         """
         time = self._time()
         names = [name for name in self.names if name not in (time, self.sequence)]
@@ -475,7 +482,7 @@ class _Beside:
             found.append(values)
             if words:
                 known[name] = words
-        steps, notes = self._laid(moments, np.column_stack(found), labels, rows)
+        steps, notes = self._laid(moments, np.column_stack(found), labels, rows, earlier)
         return steps, known, notes
 
     def _laid(
@@ -484,9 +491,11 @@ class _Beside:
         values: Floats,
         labels: list[str],
         rows: list[Integers] | None,
+        earlier: bool,
     ) -> tuple[Steps, list[str]]:
-        """Step functions of every sequence: rows from the last one before its window on. Where
-        sequences have origins of their own, rows far after the window are left out.
+        """Step functions of every sequence: rows from the last one before its window on, or with
+        ``earlier`` all before it too. Where sequences have origins of their own, rows far after the
+        window are left out.
         """
         data = self.data
         times = [np.zeros(0)]
@@ -508,6 +517,7 @@ class _Beside:
             if self.origins.differ:
                 needed = int(np.searchsorted(when, 2 * stop - start))
                 last = max(first + 1, needed)
+            first = 0 if earlier else first
             times.append(when[first:last])
             found.append(values[own][first:last])
             offsets.append(offsets[-1] + len(times[-1]))
@@ -693,8 +703,12 @@ def _parts(moments: Moments, rows: list[Integers] | None) -> list[Integers]:
 
 
 def _with_covariates(data: Dataset, table: _Beside, tables: Tables, notes: list[str]) -> Dataset:
-    steps, levels, said = table.steps(tables.impute, tables.levels or {})
+    period = tables.covariates_as_of
+    earlier = period is not None
+    steps, levels, said = table.steps(tables.impute, tables.levels or {}, earlier=earlier)
     notes += said
+    if period is not None:
+        steps = steps_as_of(steps, data, period)
     context = data.context or Context()
     covariates = steps
     if context.covariates is not None:
@@ -702,6 +716,8 @@ def _with_covariates(data: Dataset, table: _Beside, tables: Tables, notes: list[
     context = replace(context, covariates=covariates)
     log = data.log or LogFormat("time")
     log = replace(log, levels={**log.levels, **levels})
+    if period is not None:
+        log = replace(log, as_of=period_text(period))
     return replace(data, context=context, log=log)
 
 

@@ -45,7 +45,7 @@ IN_MEMORY = 5_000_000  # rows up to which the commands read a folder whole
 BUFFER = 2_000_000  # events that training shuffles in memory
 LONG = 2**20  # events of a sequence that is read in parts
 CHUNK = 2**17  # rows of a chunk, where row groups are smaller
-BESIDE = ("gaps", "observed", "exposure", "covariates", "entities")
+BESIDE = ("gaps", "observed", "exposure", "covariates", "entities", "covariates_as_of")
 PARTITION = "fourpoint data partition SOURCE -o FOLDER"
 
 

@@ -264,6 +264,7 @@ def _options(asked: Asked) -> dict[str, Any]:
         "covariates": asked.covariates,
         "entities": asked.entities,
         "impute": asked.impute,
+        "covariates_as_of": asked.covariates_as_of,
         "sequence_covariates": ",".join(listed(asked.sequence_covariates)) or None,
         "event_features": ",".join(listed(asked.event_features)) or None,
     }

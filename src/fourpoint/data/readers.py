@@ -104,6 +104,7 @@ def read(
     levels: Levels | None = None,
     project: bool | tuple[float, float] = False,
     entities: object = None,
+    covariates_as_of: float | str | None = None,
 ) -> Dataset:
     """Read events, one per row, from a file or a table in memory.
 
@@ -162,6 +163,9 @@ def read(
         entities: a table of sequences, one row for each, with the column of sequences and any
             others, which ``window`` and ``sequence_covariates`` may name. Those without events are
             sequences too. Columns ``start`` and ``stop`` are the windows where none is given.
+        covariates_as_of: use covariates of time as they were when the day ("1d"), the week ("1w")
+            or a part of the day ("6h") began: what a forecast made then can know. See
+            :func:`fourpoint.covariates_as_of`.
 
     Returns: The sequences in order of first appearance. What was guessed or decided is printed to
         stderr, except for our own files. Fails with :class:`EventDataError` on anything that is not
@@ -201,6 +205,7 @@ def read(
             levels,
             project,
             entities,
+            covariates_as_of,
         ),
     )
     if not found.roles.own:
@@ -237,6 +242,7 @@ class Asked:
     levels: Levels | None = None
     project: bool | tuple[float, float] = False
     entities: object = None
+    covariates_as_of: float | str | None = None
     known_zone: str | None = None  # of times without one, where no timezone is asked for
     known_origin: str | None = None  # timestamp of time 0, as ISO 8601, where sequences share it
     known_noon: bool | None = None  # whether dates are read as noon, as in training
@@ -251,6 +257,7 @@ class Asked:
             self.impute,
             self.levels,
             self.timezone or self.known_zone,
+            self.covariates_as_of,
         )
 
 

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from fourpoint.models.calibration import Calibration
 
 Floats = NDArray[np.float64]
+SEVERAL = 3  # times as long as usual that a covariate is carried forward: a note says so
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 GRID = 200  # points of a density
 FAR = 0.995  # the probability up to which a density is shown
@@ -628,13 +629,16 @@ def simulated_until(dates: Dates | None, known: float, begin: float) -> str:
 def carried_forward(past: Sequence, end: float) -> list[str]:
     """What to say where covariates or the exposure of a sequence are not known until ``end``.
 
-    A value is taken to be known for as long as the values before it held, by their median.
+    A value is taken to be known for as long as the values before it held, by their median. Where
+    the last ones have to hold for several times as long, the note names the option of `fit` that
+    uses only what is known beforehand.
 
     >>> from fourpoint.events import Context, Steps
     >>> hourly = Steps(("x",), np.arange(3.0), np.ones((3, 1)), np.array([0, 3]))
     >>> past = Sequence([0.5], start=0, stop=2, context=Context(covariates=hourly))
     >>> carried_forward(past, 3.0), carried_forward(past, 8.0)
-    ([], ['covariates are given until 2; their last values are carried forward to 8'])
+    ([], ['covariates are given until 2; their last values are carried forward to 8 (to fit what
+    is known beforehand instead: covariates_as_of=, --covariates-as-of 1d)'])
     """
     context = past.context
     if context is None:
@@ -644,7 +648,13 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
     last = _known_until(context.covariates, end)
     if last is not None:
         given = f"covariates are given until {shown(past.dates, last)}"
-        found.append(f"{given}; their last values are carried forward to {horizon}")
+        note = f"{given}; their last values are carried forward to {horizon}"
+        if _changed_often(context.covariates, end - last):
+            note += (
+                " (to fit what is known beforehand instead: covariates_as_of=, "
+                "--covariates-as-of 1d)"
+            )
+        found.append(note)
     exposure = context.exposure
     if exposure is not None and np.isin(exposure.values, (0.0, 1.0)).all():
         return found  # gaps in the recording say nothing of what follows
@@ -653,6 +663,11 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
         given = f"exposure is given until {shown(past.dates, last)}"
         found.append(f"{given}; its last value is carried forward to {horizon}")
     return found
+
+
+def _changed_often(steps: Steps | None, length: float) -> bool:
+    """Whether values usually hold for less than a third of ``length``."""
+    return steps is not None and length > SEVERAL * float(np.median(np.diff(steps.times)))
 
 
 def _known_until(steps: Steps | None, end: float) -> float | None:

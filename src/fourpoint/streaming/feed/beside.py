@@ -70,6 +70,7 @@ class Beside:
             impute=self.impute,
             levels=log.levels,
             timezone=log.zone,
+            covariates_as_of=log.as_of if self.covariates is not None else None,
         )
         return with_tables(empty, tables)[0].context
 
