@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,9 @@ from counted import counted
 from hypothesis import given, settings, strategies as st
 
 from fourpoint.data.lines import line_of_record
+from fourpoint.data.opened import Table
 from fourpoint.data.readers import Asked, read, read_with_notes
+from fourpoint.data.roles import choose_roles
 from fourpoint.data.tables import open_table
 from fourpoint.events import Dataset, EventDataError
 
@@ -677,3 +680,32 @@ def test_a_bar_is_drawn_on_a_terminal_after_a_second(
     for name in ("a.csv", "a.csv.gz", "a.parquet", "a.jsonl"):
         assert same(read(tmp_path / name))
         assert f"reading {name}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_the_beginning_of_a_long_log_shows_that_sequences_come_back(
+    kind: str, tmp_path: Path
+) -> None:
+    """Of 5,000 machines none comes back in the first rows that are looked at; the whole column
+    need not be read to see that they do, and is where the beginning does not show it.
+    """
+    loaded: list[list[str]] = []
+
+    def opened(machines: list[int]) -> Table:
+        file = tmp_path / f"log.{kind}"
+        frame = pa.table({"time": pa.array(np.arange(len(machines))), "machine": machines})
+        (pc.write_csv if kind == "csv" else pq.write_table)(frame, file)
+        table = open_table(file)
+
+        def load(columns: list[str]) -> pa.Table:
+            loaded.append(columns)
+            return table.load(columns)
+
+        return replace(table, load=load)
+
+    again = opened([row % 5000 for row in range(30_000)])
+    assert choose_roles(again, "time", None, None, None).sequence == "machine"
+    assert not loaded
+    alone = opened(list(range(30_000)))
+    assert choose_roles(alone, "time", None, None, None).sequence is None
+    assert loaded == [["machine"]]

@@ -24,6 +24,7 @@ from fourpoint.report.printing import plain_console, text_column
 from fourpoint.sanitising import console_text
 
 HEAD = 1000  # rows that are looked at before a table is read
+BEGINNING = 1 << 18  # rows that are looked at where these leave a doubt, before all rows are
 FAULTS = (
     pa.ArrowException,
     OSError,
@@ -47,6 +48,8 @@ class Table:
     head: Callable[[list[str]], pa.Table]  # the first rows of these columns
     load: Callable[[list[str]], pa.Table]  # all rows of these columns
     place: Callable[[int], str]
+    # many of the first rows of these columns; None where that is as much work as all of them
+    beginning: Callable[[list[str]], pa.Table] | None = None
 
     def error(self, expected: str, received: str, remedy: str) -> EventDataError:
         """An error about this table."""

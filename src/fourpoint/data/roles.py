@@ -497,6 +497,9 @@ class _Guess:
         rows = self.head(name)
         if len(rows) < LEAST_ROWS or _shares_values(rows):
             return True
+        beginning = self.table.beginning
+        if beginning is not None and _has_frequent_value(beginning([name])[name]):
+            return True
         return _shares_values(self.table.load([name])[name].drop_null())
 
     def mark(self, taken: set[str], sequence: str | None = None) -> str | None:
@@ -599,6 +602,18 @@ def _shares_values(column: pa.ChunkedArray) -> bool:
     repeated = len(column) - len(sizes)
     often = int(sizes.max(initial=0)) > SOME_EVENTS
     return often or repeated >= LEAST_SHARED * len(column)
+
+
+def _has_frequent_value(column: pa.ChunkedArray) -> bool:
+    """Whether one value comes back often.
+
+    >>> _has_frequent_value(pa.chunked_array([[1, 2, None, None, None, None]]))
+    False
+    >>> _has_frequent_value(pa.chunked_array([[1, 2, 1, 1, 1]]))
+    True
+    """
+    sizes = np.bincount(_codes(column.drop_null()))
+    return int(sizes.max(initial=0)) > SOME_EVENTS
 
 
 def _codes(column: pa.ChunkedArray) -> NDArray[np.int64]:

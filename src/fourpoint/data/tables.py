@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -20,7 +21,7 @@ import pyarrow as pa
 from fourpoint.data.date_time import with_joined_columns
 from fourpoint.data.expansion import NUMBER, Expansion
 from fourpoint.data.files import check_file
-from fourpoint.data.opened import FAULTS, HEAD, Table, progress, reason, row_number
+from fourpoint.data.opened import BEGINNING, FAULTS, HEAD, Table, progress, reason, row_number
 from fourpoint.data.parquet_files import Store, are_files
 from fourpoint.data.text_tables import open_delimited, open_json_lines
 from fourpoint.data.unpacked_sizes import Chunk, page_sizes, unpacked_sizes
@@ -172,14 +173,14 @@ def _open_parquet(path: Path) -> Table:
         if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
     ]
 
-    def head(columns: list[str]) -> pa.Table:
+    def first(columns: list[str], rows: int) -> pa.Table:
         expansion = Expansion(path, EXPECTED["parquet"])
         try:
             with pq.ParquetFile(path, read_dictionary=words) as file:
-                expansion.check(_parquet_size(file.metadata, columns, HEAD))
-                for chunk in _chunks(file.metadata, columns, HEAD):
+                expansion.check(_parquet_size(file.metadata, columns, rows))
+                for chunk in _chunks(file.metadata, columns, rows):
                     expansion.check(max(page_sizes(path, chunk), default=0))
-                batch = next(file.iter_batches(HEAD, columns=columns), None)
+                batch = next(file.iter_batches(rows, columns=columns), None)
         except EventDataError:
             raise
         except FAULTS as error:
@@ -214,7 +215,15 @@ def _open_parquet(path: Path) -> Table:
         except FAULTS as error:
             raise _unreadable(path, "parquet", error) from error
 
-    return Table(str(path), path.stem, schema, head, load, row_number)
+    return Table(
+        str(path),
+        path.stem,
+        schema,
+        partial(first, rows=HEAD),
+        load,
+        row_number,
+        partial(first, rows=BEGINNING),
+    )
 
 
 def _parquet_size(metadata: pq.FileMetaData, columns: list[str], rows: int | None = None) -> int:

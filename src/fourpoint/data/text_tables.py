@@ -34,6 +34,7 @@ from fourpoint.events import EventDataError
 
 PEEK = 1 << 21  # bytes in which the header and a row must end
 QUICK = 1 << 20  # bytes that are parsed at a time where that does
+BEGINNING = 1 << 22  # bytes that are looked at where the first rows leave a doubt
 SAMPLE = 1 << 17  # bytes that are looked at for types, where lines are of usual length
 MOST_COLUMNS = 10_000
 SEPARATORS = (",", "\t", ";", "|")
@@ -102,7 +103,15 @@ def open_delimited(path: Path, codec: str | None, tabs: bool) -> Table:
     def load(columns: list[str]) -> pa.Table:
         return _load(dialect, {name: types.get(name, pa.null()) for name in columns}, place)
 
-    return Table(str(path), path.name.split(".")[0], schema, sample.select, load, place)
+    def beginning(columns: list[str]) -> pa.Table:
+        with open_stream(path, codec) as stream:
+            lines = stream.read(BEGINNING)
+        known = {name: types.get(name, pa.null()) for name in names}
+        found = _sample(dialect, lines[: lines.rfind(b"\n") + 1], names, known, columns)
+        return found.select(columns)
+
+    name = path.name.split(".")[0]
+    return Table(str(path), name, schema, sample.select, load, place, beginning)
 
 
 def _names(dialect: _Dialect, text: str) -> list[str]:
@@ -143,14 +152,21 @@ def separator_of(header: str) -> str:
 
 
 def _sample(
-    dialect: _Dialect, first: bytes, names: list[str], types: dict[str, pa.DataType]
+    dialect: _Dialect,
+    first: bytes,
+    names: list[str],
+    types: dict[str, pa.DataType],
+    columns: list[str] | None = None,
 ) -> pa.Table:
     """The first rows, parsed; without types where they cannot be, since reading the file will say
-    why.
+    why. With ``columns`` these alone, and all rows.
     """
     try:
         careful = replace(dialect, quoted_lines=True)
-        table = _parse(careful, pa.BufferReader(first), None, types).slice(0, HEAD)
+        table = _parse(careful, pa.BufferReader(first), columns, types)
+        if columns is not None:
+            return table
+        table = table.slice(0, HEAD)
         if len(set(names)) == len(names):
             return table
         return table.select([names.index(name) for name in dict.fromkeys(names)])
