@@ -84,6 +84,7 @@ class RMTPP(PointProcess[RMTPPHistory]):
     has_closed_integral = True
     has_upper_bound = True
     has_inverse = True
+    one_thread = True  # trained so on a CPU: its operations are small
     recipe: ClassVar[dict[str, Any]] = dict(
         steps=1500,
         step_events=4096,
