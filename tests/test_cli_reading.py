@@ -243,6 +243,7 @@ OPTIONS = ReadingOptions(
     sequence_covariates="age,plan",
     event_features="amount",
     impute="mean",
+    covariates_as_of="1d",
 )
 
 
