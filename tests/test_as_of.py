@@ -205,8 +205,9 @@ def test_a_forecast_at_midnight_knows_nothing_of_the_day(fitted: Fitted) -> None
 
 
 def test_a_stream_takes_covariates_as_the_model_does(fitted: Fitted, tmp_path: Path) -> None:
-    model, calls, table, _, _ = fitted
-    scores = tmp_path / "scores.jsonl"
+    model, whole, table, _, _ = fitted
+    calls, scores = tmp_path / "calls.csv", tmp_path / "scores.jsonl"
+    calls.write_text("".join(whole.read_text().splitlines(keepends=True)[:200]))
     run(
         *("stream", model, calls, "--covariates", table, "--output", scores),
         *("--state", tmp_path / "state", "--start", FIRST),
