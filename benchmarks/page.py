@@ -123,9 +123,10 @@ SECTIONS: dict[str, tuple[str, str]] = {
         (
             "Measured by `python benchmarks/gpu.py` on the GPU that is named below. At 8 nodes per "
             "gap the processor that starts its kernels limits S2P2: in a third run on a machine of "
-            "the same kind (`--repeats 3`) Deep DAPP was as fast as here, but S2P2 had 506,361 "
-            "events/s on taxi and 779,145 on stackoverflow, and the ratio on stackoverflow was "
-            "17.3. At its own number of nodes S2P2 had 454,571 events/s there, as here."
+            "the same kind (`--repeats 3`, commit 40e5c2b) Deep DAPP was as fast as here, but S2P2 "
+            "had 506,361 events/s on taxi and 779,145 on stackoverflow, and the ratio on "
+            "stackoverflow was 17.3. At its own number of nodes S2P2 had 454,571 events/s there, "
+            "as here."
         ),
     ),
 }

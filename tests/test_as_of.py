@@ -145,6 +145,22 @@ def test_covariates_of_sequences_stay_as_they_are(tmp_path: Path) -> None:
     assert again.context.covariates.names == known.context.covariates.names
 
 
+def test_stored_covariates_and_those_of_a_table_are_both_as_of(tmp_path: Path) -> None:
+    fp.write(log(), tmp_path / "log.parquet")
+    begin = np.datetime64("2025-03-28T12:00")
+    stamps = [f"{begin + np.timedelta64(h, 'h')}Z" for h in range(84)]
+    table = {"time": stamps, "y": np.arange(84.0)}
+    data = fp.read(tmp_path / "log.parquet", covariates=table, covariates_as_of="1d")
+    assert data.context is not None and data.context.covariates is not None
+    assert data.context.covariates.names == ("x as of 1d", "y as of 1d")
+    assert data.context.covariates.at(0, np.array([30.0])).tolist() == [[22.0, 34.0]]
+
+
+def test_a_number_is_a_period_for_data_with_dates_too() -> None:
+    number, text = log(covariates_as_of=6.0), log(covariates_as_of="6")
+    assert at(number, [7.0, 13.0]) == at(text, [7.0, 13.0]) == at(log(), [5.0, 11.0])
+
+
 @pytest.mark.parametrize("period", ["2d", "5h", "0h", "month"])
 def test_periods_that_begin_at_no_fixed_time_are_refused(period: str) -> None:
     with pytest.raises(UserError, match="expected a (period|duration)"):

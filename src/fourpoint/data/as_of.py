@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from fourpoint.events import Dataset, Steps, UserError
 from fourpoint.events.batching import offsets_of
-from fourpoint.events.dates import SECONDS, Dates, in_units, parse_duration
+from fourpoint.events.dates import SECONDS, Dates, as_number, in_units, parse_duration
 
 Floats = NDArray[np.float64]
 
@@ -49,14 +49,14 @@ def covariates_as_of(data: Dataset, period: float | str) -> Dataset:
     (('rain as of 10',), [0.0, 0.0, 2.0, 2.0, 1.0])
     """
     steps = None if data.context is None else data.context.covariates
-    changing = [] if steps is None else _changing(steps)
+    changing = changing_covariates(data)
     if data.context is None or steps is None or not changing:
         raise UserError(
             "covariates of time, to take as of the beginning of a period",
             "none" if steps is None else f"only covariates of sequences: {', '.join(steps.names)}",
             "Give a table with covariates= (--covariates), or leave the option out.",
         )
-    wanted = [i for i in changing if not steps.names[i].endswith(suffix(period))]
+    wanted = [i for i in changing if not is_as_of(steps.names[i])]
     if not wanted:
         return data
     known = steps_as_of(steps, data, period)
@@ -104,6 +104,15 @@ def suffix(period: float | str) -> str:
     return f" as of {period_text(period)}"
 
 
+def is_as_of(name: str) -> bool:
+    """Whether a covariate of this name is one as of the beginning of a period.
+
+    >>> is_as_of("rain as of 1d"), is_as_of("rain")
+    (True, False)
+    """
+    return " as of " in name
+
+
 def period_text(period: float | str) -> str:
     """A period as it is written.
 
@@ -113,8 +122,11 @@ def period_text(period: float | str) -> str:
     return period.strip() if isinstance(period, str) else f"{period:g}"
 
 
-def _changing(steps: Steps) -> list[int]:
-    """The columns that change within a sequence."""
+def changing_covariates(data: Dataset) -> list[int]:
+    """The columns of covariates that change within a sequence."""
+    steps = None if data.context is None else data.context.covariates
+    if steps is None:
+        return []
     same = np.ones(len(steps.names), dtype=bool)
     for i in range(len(steps.offsets) - 1):
         own = steps.values[steps.row(i)]
@@ -150,12 +162,12 @@ def _beginnings(
     dates: Dates | None, start: float, end: float, period: float | str, unit: str
 ) -> Floats:
     """Beginnings of periods from before ``start`` to after ``end``."""
-    if dates is None or not isinstance(period, str):
+    if dates is None or as_number(period) is not None:
         width = in_units(period, unit)
         if not (0 < width < np.inf):
             raise _unusable(period)
         return width * np.arange(np.floor(start / width), np.floor(end / width) + 2)
-    length = parse_duration(period)
+    length = parse_duration(str(period))
     width = length.elapsed / SECONDS[unit]
     edges = None
     if length.days in (0, 1, 7) and width > 0:

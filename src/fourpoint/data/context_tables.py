@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from fourpoint.data.as_of import covariates_as_of, period_text, steps_as_of
+from fourpoint.data.as_of import changing_covariates, covariates_as_of, period_text, steps_as_of
 from fourpoint.data.clocks import Clock, read_clock
 from fourpoint.data.columns import Columns, decimal_commas, is_words, open_columns, value_type
 from fourpoint.data.opened import flat
@@ -93,11 +93,12 @@ def with_tables(data: Dataset, tables: Tables) -> tuple[Dataset, list[str]]:
         )
     notes: list[str] = []
     read = partial(_Beside, data=data, timezone=tables.timezone)
+    period = tables.covariates_as_of
+    if period is not None and (tables.covariates is None or changing_covariates(data)):
+        data = covariates_as_of(data, period)
     if tables.covariates is not None:
         table = read(tables.covariates, what="covariates")
         data = _with_covariates(data, table, tables, notes)
-    elif tables.covariates_as_of is not None:
-        data = covariates_as_of(data, tables.covariates_as_of)
     if tables.observed is not None:
         table = read(tables.observed, what="observed")
         observed = table.intervals()

@@ -24,6 +24,7 @@ from jaxtyping import Float
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fourpoint.data.as_of import is_as_of
 from fourpoint.events import (
     Batch,
     Dataset,
@@ -637,8 +638,8 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
     >>> hourly = Steps(("x",), np.arange(3.0), np.ones((3, 1)), np.array([0, 3]))
     >>> past = Sequence([0.5], start=0, stop=2, context=Context(covariates=hourly))
     >>> carried_forward(past, 3.0), carried_forward(past, 8.0)
-    ([], ['covariates are given until 2; their last values are carried forward to 8 (to fit what
-    is known beforehand instead: covariates_as_of=, --covariates-as-of 1d)'])
+    ([], ['covariates are given until 2; their last values are carried forward to 8; a fit with
+    covariates_as_of= (--covariates-as-of 1d) uses only what is known before'])
     """
     context = past.context
     if context is None:
@@ -651,8 +652,8 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
         note = f"{given}; their last values are carried forward to {horizon}"
         if _changed_often(context.covariates, end - last):
             note += (
-                " (to fit what is known beforehand instead: covariates_as_of=, "
-                "--covariates-as-of 1d)"
+                "; a fit with covariates_as_of= (--covariates-as-of 1d) uses only what is known "
+                "before"
             )
         found.append(note)
     exposure = context.exposure
@@ -666,8 +667,12 @@ def carried_forward(past: Sequence, end: float) -> list[str]:
 
 
 def _changed_often(steps: Steps | None, length: float) -> bool:
-    """Whether values usually hold for less than a third of ``length``."""
-    return steps is not None and length > SEVERAL * float(np.median(np.diff(steps.times)))
+    """Whether values usually hold for less than a third of ``length``, and are not yet those that
+    are known when a period begins.
+    """
+    if steps is None or any(map(is_as_of, steps.names)):
+        return False
+    return length > SEVERAL * float(np.median(np.diff(steps.times)))
 
 
 def _known_until(steps: Steps | None, end: float) -> float | None:
